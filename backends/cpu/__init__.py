@@ -1,0 +1,1 @@
+"""The CPU backend: a whole graph runs as one compiled plan."""

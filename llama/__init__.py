@@ -1,0 +1,3 @@
+"""Models on top of the core: loading, graphs, memory, tokenizers, sampling, sessions."""
+
+assert __name__ == "pyggml.llama", "import pyggml.llama, not llama"

@@ -1,0 +1,5 @@
+"""`python -m pyggml` is `pyllama`."""
+
+from pyggml.tools.main import main
+
+main()
