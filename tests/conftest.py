@@ -1,0 +1,34 @@
+"""Real models for end-to-end tests, found on this machine or skipped with a reason."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA3 = "gemma-3-270m-it-Q4_K_M.gguf"
+
+
+def find_model(name: str) -> Path:
+    """The first of PYGGML_TEST_MODELS, models/ of the repository and the user's cache with it."""
+    chosen = os.environ.get("PYGGML_TEST_MODELS")
+    folders = [Path(chosen)] if chosen else []
+    folders.append(Path(__file__).parent.parent / "models")
+    folders.append(Path.home() / ".cache" / "pyggml" / "models")
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    looked = ", ".join(map(str, folders))
+    pytest.skip(f"{name} not found in {looked}: put it there or set PYGGML_TEST_MODELS")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2 135M Instruct, Q4_1 (llama architecture, BPE vocabulary)."""
+    return find_model(SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M Instruct, Q4_K_M (262,144 tokens, SPM vocabulary)."""
+    return find_model(GEMMA3)
