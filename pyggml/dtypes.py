@@ -80,7 +80,9 @@ class TypeInfo:
 
     block_size: int
     type_size: int
-    dot: GGMLType | None = None  # the activation type of ggml's CPU dot product; quantized types only
+    dot: GGMLType | None = (
+        None  # the activation type of ggml's CPU dot product; quantized types only
+    )
     numpy: npt.DTypeLike | None = None  # element dtype of the plain types (BF16 as its raw bits)
 
 

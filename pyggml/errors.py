@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """A mistake of the person at the keyboard or in a file; shown as a sentence, never a traceback."""
+    """A mistake of a person or in a file; shown as a sentence, never as a traceback."""
 
 
 class ConfigError(UserError):

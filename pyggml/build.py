@@ -1,0 +1,338 @@
+"""Graph-building functions, the vocabulary of model code: they describe, and allocate nothing.
+
+Names, shapes and operand order are ggml's. Shapes in comments are in ggml's order.
+"""
+
+from pyggml import params as p
+from pyggml.dtypes import GGMLType
+from pyggml.ops import GluOp, Op, Precision, RopeMode, TensorFlag, UnaryOp
+from pyggml.tensor import Shape, Tensor, dense_strides, padded
+
+F32 = GGMLType.F32
+I32 = GGMLType.I32
+
+
+class ShapeError(ValueError):
+    """Operands whose shapes or types an operation cannot combine."""
+
+
+def _check(ok: bool, op: Op, *tensors: Tensor | None) -> None:
+    if not ok:
+        shapes = ", ".join(repr(t) for t in tensors if t is not None)
+        raise ShapeError(f"{op.name} cannot combine {shapes}")
+
+
+def _view_of(a: Tensor, ne: Shape, nb: Shape, op: Op, src: tuple[Tensor | None, ...]) -> Tensor:
+    """A result that lives in a's memory; a view of a view is collapsed to its root."""
+    t = Tensor(a.type, ne, nb, op=op, src=src)
+    t.view_src = a.view_src or a
+    t.view_offs = a.view_offs
+    if TensorFlag.OUTPUT in a.flags:
+        t.view_src.flags |= TensorFlag.OUTPUT
+    if t.view_src.data is not None:
+        t.data = t.view_src.data + t.view_offs
+    return t
+
+
+# ---------------------------------------------------------------- element-wise
+def _binary(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    _check(b.can_repeat_to(a), op, a, b)
+    return Tensor(a.type, a.ne, op=op, src=(a, b))
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, b tiled to a's shape."""
+    return _binary(Op.ADD, a, b)
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b, b tiled to a's shape."""
+    return _binary(Op.SUB, a, b)
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a * b, b tiled to a's shape."""
+    return _binary(Op.MUL, a, b)
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, b tiled to a's shape."""
+    return _binary(Op.DIV, a, b)
+
+
+def scale(a: Tensor, s: float, bias: float = 0.0) -> Tensor:
+    """a * s + bias."""
+    return Tensor(a.type, a.ne, op=Op.SCALE, src=(a,), params=p.ScaleParams(s, bias))
+
+
+def clamp(a: Tensor, low: float, high: float) -> Tensor:
+    """a limited to [low, high]."""
+    return Tensor(a.type, a.ne, op=Op.CLAMP, src=(a,), params=p.ClampParams(low, high))
+
+
+def sqr(a: Tensor) -> Tensor:
+    """a * a."""
+    return Tensor(a.type, a.ne, op=Op.SQR, src=(a,))
+
+
+def sum_rows(a: Tensor) -> Tensor:
+    """Sum over dimension 0: [1, ne1, ne2, ne3]."""
+    return Tensor(a.type, (1, *a.ne[1:]), op=Op.SUM_ROWS, src=(a,))
+
+
+def unary(a: Tensor, op: UnaryOp) -> Tensor:
+    """An activation or other function of one argument."""
+    _check(a.has_contiguous_rows, Op.UNARY, a)
+    return Tensor(a.type, a.ne, op=Op.UNARY, src=(a,), params=p.UnaryParams(op))
+
+
+def silu(a: Tensor) -> Tensor:
+    """x / (1 + exp(-x))."""
+    return unary(a, UnaryOp.SILU)
+
+
+def gelu(a: Tensor) -> Tensor:
+    """GELU, tanh form."""
+    return unary(a, UnaryOp.GELU)
+
+
+def tanh(a: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return unary(a, UnaryOp.TANH)
+
+
+def sigmoid(a: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return unary(a, UnaryOp.SIGMOID)
+
+
+def glu(a: Tensor, op: GluOp, *, swapped: bool = False) -> Tensor:
+    """Gated activation of one tensor whose rows hold gate and multiplier: [ne0 / 2, ...]."""
+    _check(a.is_contiguous_n(1) and a.ne[0] % 2 == 0, Op.GLU, a)
+    ne = (a.ne[0] // 2, *a.ne[1:])
+    return Tensor(a.type, ne, op=Op.GLU, src=(a,), params=p.GluParams(op, swapped))
+
+
+def glu_split(
+    gate: Tensor, up: Tensor, op: GluOp, *, alpha: float = 0.0, limit: float = 0.0
+) -> Tensor:
+    """activation(gate) * up."""
+    _check(gate.is_contiguous_n(1) and gate.ne == up.ne and gate.type == up.type, Op.GLU, gate, up)
+    params = p.GluParams(op, alpha=alpha, limit=limit)
+    return Tensor(gate.type, gate.ne, op=Op.GLU, src=(gate, up), params=params)
+
+
+# ---------------------------------------------------------------- norms
+def norm(a: Tensor, eps: float) -> Tensor:
+    """Rows to zero mean and unit variance."""
+    return Tensor(a.type, a.ne, op=Op.NORM, src=(a,), params=p.NormParams(eps))
+
+
+def rms_norm(a: Tensor, eps: float) -> Tensor:
+    """Rows to unit root-mean-square."""
+    return Tensor(a.type, a.ne, op=Op.RMS_NORM, src=(a,), params=p.NormParams(eps))
+
+
+def l2_norm(a: Tensor, eps: float) -> Tensor:
+    """Rows to unit length."""
+    return Tensor(a.type, a.ne, op=Op.L2_NORM, src=(a,), params=p.NormParams(eps))
+
+
+# ---------------------------------------------------------------- products
+def mul_mat(a: Tensor, b: Tensor, precision: Precision = Precision.DEFAULT) -> Tensor:
+    """[k, n, A2, A3] x [k, m, B2, B3] -> [n, m, B2, B3]; consecutive b heads share one a head."""
+    ok = a.ne[0] == b.ne[0] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0
+    _check(ok and not a.is_transposed, Op.MUL_MAT, a, b)
+    ne = (a.ne[1], *b.ne[1:])
+    return Tensor(F32, ne, op=Op.MUL_MAT, src=(a, b), params=p.MulMatParams(precision))
+
+
+def mul_mat_id(weights: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """[k, n, n_expert] x [k, n_b, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens]."""
+    ok = (
+        weights.ne[0] == b.ne[0]
+        and weights.ne[3] == b.ne[3] == ids.ne[2] == ids.ne[3] == 1
+        and ids.ne[1] == b.ne[2]
+        and ids.ne[0] % b.ne[1] == 0
+        and ids.type == I32
+    )
+    _check(ok, Op.MUL_MAT_ID, weights, b, ids)
+    ne = (weights.ne[1], ids.ne[0], b.ne[2], 1)
+    return Tensor(F32, ne, op=Op.MUL_MAT_ID, src=(weights, b, ids), params=p.MulMatParams())
+
+
+# ---------------------------------------------------------------- gather, scatter, copy
+def get_rows(a: Tensor, ids: Tensor) -> Tensor:
+    """Rows a[:, ids], dequantized to F32 (I32 stays I32): [ne0, n, i1, i2]."""
+    ok = a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2] and ids.ne[3] == 1 and ids.type == I32
+    _check(ok, Op.GET_ROWS, a, ids)
+    ne = (a.ne[0], *ids.ne[:3])
+    return Tensor(I32 if a.type == I32 else F32, ne, op=Op.GET_ROWS, src=(a, ids))
+
+
+def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """Write the rows of b to a[:, ids], converting to a's type; the result is a."""
+    ok = (
+        a.ne[0] == b.ne[0]
+        and a.ne[2] == b.ne[2]
+        and a.ne[3] == b.ne[3]
+        and b.ne[1] == ids.ne[0]
+        and b.ne[2] % ids.ne[1] == 0
+        and b.ne[3] % ids.ne[2] == 0
+        and ids.ne[3] == 1
+        and ids.type in (GGMLType.I64, I32)
+        and b.type in (F32, GGMLType.F16)
+    )
+    _check(ok, Op.SET_ROWS, a, b, ids)
+    return _view_of(a, a.ne, a.nb, Op.SET_ROWS, (b, ids, a))
+
+
+def cpy(a: Tensor, b: Tensor) -> Tensor:
+    """Write a's elements, converted, into b's memory; the result is b."""
+    _check(a.nelements == b.nelements, Op.CPY, a, b)
+    t = _view_of(b, b.ne, b.nb, Op.CPY, (a, b))
+    return t.named(f"{b.name} (copy of {a.name})" if b.name else f"{a.name} (copy)")
+
+
+def cast(a: Tensor, type: GGMLType) -> Tensor:
+    """A packed copy of another type."""
+    t = Tensor(type, a.ne, op=Op.CPY, src=(a,))
+    return t.named(f"{a.name} (copy)")
+
+
+def cont(a: Tensor, *ne: int) -> Tensor:
+    """A packed copy, with another shape if one is given."""
+    shape = padded(ne) if ne else a.ne
+    t = Tensor(a.type, shape, op=Op.CONT, src=(a,))
+    _check(t.nelements == a.nelements, Op.CONT, a, t)
+    return t.named(f"{a.name} (cont)")
+
+
+def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    """a, then b, along a dimension."""
+    rest = all(a.ne[i] == b.ne[i] for i in range(4) if i != dim)
+    _check(a.type == b.type and rest, Op.CONCAT, a, b)
+    ne = padded(tuple(a.ne[i] + b.ne[i] if i == dim else a.ne[i] for i in range(4)))
+    return Tensor(a.type, ne, op=Op.CONCAT, src=(a, b), params=p.ConcatParams(dim))
+
+
+def repeat(a: Tensor, like: Tensor) -> Tensor:
+    """a tiled to the shape of `like`."""
+    _check(a.can_repeat_to(like), Op.REPEAT, a, like)
+    return Tensor(a.type, like.ne, op=Op.REPEAT, src=(a,))
+
+
+# ---------------------------------------------------------------- views
+def reshape(a: Tensor, *ne: int) -> Tensor:
+    """The same packed elements with another shape."""
+    shape = padded(ne)
+    t = _view_of(a, shape, dense_strides(a.type, shape), Op.RESHAPE, (a,))
+    _check(a.is_contiguous and t.nelements == a.nelements, Op.RESHAPE, a, t)
+    return t.named(f"{a.name} (reshaped)")
+
+
+def view(a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...] = (), offset: int = 0) -> Tensor:
+    """A window of a: shape `ne`, byte strides `nb` of dimensions 1.. , byte offset."""
+    shape = padded(ne)
+    strides = [a.type.type_size, a.type.row_size(shape[0]), 0, 0]
+    strides[1 : 1 + len(nb)] = nb
+    for i in range(max(2, 1 + len(nb)), 4):
+        strides[i] = strides[i - 1] * shape[i - 1]
+    t = _view_of(a, shape, (strides[0], strides[1], strides[2], strides[3]), Op.VIEW, (a,))
+    t.view_offs += offset
+    if t.data is not None:
+        t.data += offset
+    t.params = p.ViewParams(offset)
+    root = t.view_src
+    _check(root is not None and t.view_offs + t.nbytes <= root.nbytes, Op.VIEW, a, t)
+    return t.named(f"{a.name} (view)")
+
+
+def permute(a: Tensor, *axes: int) -> Tensor:
+    """Dimension i of a becomes dimension axes[i] of the result."""
+    _check(sorted(axes) == [0, 1, 2, 3], Op.PERMUTE, a)
+    ne, nb = [0] * 4, [0] * 4
+    for i, axis in enumerate(axes):
+        ne[axis], nb[axis] = a.ne[i], a.nb[i]
+    t = _view_of(a, padded(tuple(ne)), padded(tuple(nb)), Op.PERMUTE, (a,))
+    t.params = p.PermuteParams((axes[0], axes[1], axes[2], axes[3]))
+    return t.named(f"{a.name} (permuted)")
+
+
+def transpose(a: Tensor) -> Tensor:
+    """Dimensions 0 and 1 exchanged."""
+    ne, nb = a.ne, a.nb
+    t = _view_of(a, (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3]), Op.TRANSPOSE, (a,))
+    return t.named(f"{a.name} (transposed)")
+
+
+# ---------------------------------------------------------------- attention
+def soft_max_ext(
+    a: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(a * scale + slope * mask) over dimension 0; sinks join the denominator only."""
+    if mask is not None:
+        ok = mask.ne[0] == a.ne[0] and mask.ne[1] >= a.ne[1] and mask.is_contiguous
+        _check(ok and a.ne[2] % mask.ne[2] == 0 and a.ne[3] % mask.ne[3] == 0, Op.SOFT_MAX, a, mask)
+    _check(a.is_contiguous and (max_bias == 0 or mask is not None), Op.SOFT_MAX, a, mask)
+    params = p.SoftMaxParams(scale, max_bias)
+    return Tensor(a.type, a.ne, op=Op.SOFT_MAX, src=(a, mask, sinks), params=params)
+
+
+def soft_max(a: Tensor) -> Tensor:
+    """softmax over dimension 0."""
+    return soft_max_ext(a, None, 1.0)
+
+
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    params: p.FlashAttnParams,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q [dk, n_batch, n_head, ne3], k [dk, n_kv, n_head_kv, ne3], v [dv, n_kv, n_head_kv, ne3].
+
+    The mask is F16 [n_kv, n_batch, ne32, ne33]; the result F32 [dv, n_head, n_batch, ne3].
+    """
+    ok = (
+        q.ne[0] == k.ne[0]
+        and k.ne[1:] == v.ne[1:]
+        and q.ne[2] % k.ne[2] == 0
+        and q.ne[3] % k.ne[3] == 0
+    )
+    _check(ok, Op.FLASH_ATTN_EXT, q, k, v)
+    if mask is not None:
+        fits = mask.ne[0] == k.ne[1] and mask.ne[1] >= q.ne[1] and q.ne[2] % mask.ne[2] == 0
+        _check(
+            fits and mask.type == GGMLType.F16 and mask.is_contiguous, Op.FLASH_ATTN_EXT, q, mask
+        )
+    _check(params.max_bias == 0 or mask is not None, Op.FLASH_ATTN_EXT, q)
+    ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
+    return Tensor(F32, ne, op=Op.FLASH_ATTN_EXT, src=(q, k, v, mask, sinks), params=params)
+
+
+def rope_ext(a: Tensor, pos: Tensor, freq_factors: Tensor | None, params: p.RopeParams) -> Tensor:
+    """Rotate channel pairs of a [ne0, n_head, n_tokens] by position."""
+    n_pos = a.ne[2] * (4 if params.mode & RopeMode.MROPE else 1)
+    ok = pos.type == I32 and pos.ne[0] == n_pos and params.n_dims % 2 == 0
+    _check(ok and params.n_dims + params.n_offs <= a.ne[0], Op.ROPE, a, pos)
+    _check(freq_factors is None or freq_factors.ne[0] >= params.n_dims // 2, Op.ROPE, freq_factors)
+    return Tensor(a.type, a.ne, op=Op.ROPE, src=(a, pos, freq_factors), params=params)
+
+
+# ---------------------------------------------------------------- selection
+def argsort(a: Tensor, *, descending: bool = False) -> Tensor:
+    """Indices that sort each row: I32, like a."""
+    return Tensor(I32, a.ne, op=Op.ARGSORT, src=(a,), params=p.SortParams(descending))
+
+
+def argsort_top_k(a: Tensor, k: int) -> Tensor:
+    """Indices of the k largest of each row, largest first: a strided view of an ARGSORT."""
+    order = argsort(a, descending=True)
+    return view(order, (k, *order.ne[1:]), order.nb[1:])
