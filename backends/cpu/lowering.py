@@ -1,0 +1,94 @@
+"""From graph nodes to plan steps: registering a lowering is declaring support.
+
+A lowering is a function that yields the steps of one node; each step is one call of a compiled
+kernel, cut into chunks. The table below is what `CpuDevice.supports_op` looks at.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from pyggml.ops import Op
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of the plan's own memory (quantized activations), resolved when the plan is laid."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel call: operands become records of the node descriptor (see node.py)."""
+
+    kernel: str  # name of the kernel function
+    n_chunks: int
+    dst: Tensor | Work | None
+    sources: tuple[Tensor | Work | None, ...]
+    params: tuple[int | float, ...] = ()
+    scratch: int = 0  # bytes of scratch memory per thread
+
+
+@dataclass(slots=True)
+class PlanContext:
+    """What lowerings may ask of the plan under construction."""
+
+    n_threads: int
+    work_size: int = 0
+    # activations already quantized in this plan: (tensor, format) -> where
+    quantized: dict[tuple[Tensor, str], Work] | None = None
+
+    def work(self, nbytes: int) -> Work:
+        """Reserve plan memory (64-byte aligned)."""
+        piece = Work(self.work_size, nbytes)
+        self.work_size += -(-nbytes // 64) * 64
+        return piece
+
+    def chunks(self, n_items: int, per_thread: int = 4) -> int:
+        """How many chunks to cut n_items of equal work into."""
+        if n_items <= 0:
+            return 0
+        return min(n_items, per_thread * self.n_threads if self.n_threads > 1 else 1)
+
+
+Lower = Callable[[Tensor, PlanContext], Iterator[Step]]
+Supports = Callable[[Tensor], bool]
+
+# Modules whose import fills the table.
+MODULES = (
+    "pyggml.backends.cpu.lower_elementwise",
+    "pyggml.backends.cpu.lower_rows",
+    "pyggml.backends.cpu.lower_attention",
+    "pyggml.backends.cpu.lower_matmul",
+)
+
+_TABLE: dict[Op, list[tuple[Supports, Lower]]] = {}
+
+
+def lowering(op: Op, when: Supports) -> Callable[[Lower], Lower]:
+    """Register how a node of `op` for which `when` holds becomes steps; first match wins."""
+
+    def register(lower: Lower) -> Lower:
+        _TABLE.setdefault(op, []).append((when, lower))
+        return lower
+
+    return register
+
+
+@cache
+def table() -> dict[Op, list[tuple[Supports, Lower]]]:
+    """All lowerings."""
+    for name in MODULES:
+        importlib.import_module(name)
+    return _TABLE
+
+
+def find_lowering(node: Tensor) -> Lower | None:
+    """The lowering for a node; None: not supported."""
+    return next((lower for when, lower in table().get(node.op, ()) if when(node)), None)
