@@ -1,0 +1,361 @@
+"""SIMD vector types for Numba: types, memory, construction and conversion.
+
+A ``Vec`` is a Numba type whose LLVM representation is a first-class vector (``<32 x i8>``,
+``<8 x float>`` ...). Values live in registers and exist only inside compiled code. Kernels
+address memory with plain integers, so no array structs, bounds checks or reference counts appear:
+
+    acc = zero(f32x8)
+    for i in range(0, n, 8):
+        acc = fma(load(f32x8, a + 4 * i), load(f32x8, b + 4 * i), acc)
+    s = reduce_add(acc)
+
+Arithmetic is in simd_ops.py, atomics in atomics.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils, config
+
+# An intrinsic returns its signature and the function that emits its code.
+Typed = tuple[Any, Callable[[Any, Any, Any, Any], Any]]
+
+
+def intrinsic(fn: Callable[..., Typed | None]) -> Any:
+    """Numba's intrinsic; its own type would demand the typing context of every caller."""
+    return cast(Any, extending.intrinsic)(fn)
+
+
+def literal_intrinsic(fn: Callable[..., Typed | None]) -> Any:
+    """An intrinsic that sees the values of literal arguments."""
+    return cast(Any, extending.intrinsic)(prefer_literal=True)(fn)
+
+
+# ---------------------------------------------------------------- CPU features
+def cpu_features() -> frozenset[str]:
+    """Feature names of the CPU that Numba generates code for."""
+    forced = cast(Any, config).CPU_FEATURES
+    if forced is not None:
+        return frozenset(f[1:] for f in forced.split(",") if f.startswith("+"))
+    return frozenset(k for k, v in llvm.get_host_cpu_features().items() if v)
+
+
+FEATURES = cpu_features()
+IS_X86 = llvm.get_process_triple().startswith(("x86_64", "i686"))
+HAS_AVX2 = IS_X86 and "avx2" in FEATURES
+HAS_AVX512 = IS_X86 and {"avx512f", "avx512bw", "avx512vl"} <= FEATURES
+HAS_VNNI = IS_X86 and ("avxvnni" in FEATURES or {"avx512vnni", "avx512vl"} <= FEATURES)
+
+
+# ---------------------------------------------------------------- types
+I1, I8, I16, I32, I64 = (ir.IntType(b) for b in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+_IR = {
+    "i8": I8,
+    "u8": I8,
+    "i16": I16,
+    "u16": I16,
+    "i32": I32,
+    "u32": I32,
+    "i64": I64,
+    "u64": I64,
+    "f16": F16,
+    "f32": F32,
+}
+_SCALAR = {
+    "i8": types.int8,
+    "u8": types.uint8,
+    "i16": types.int16,
+    "u16": types.uint16,
+    "i32": types.int32,
+    "u32": types.uint32,
+    "i64": types.int64,
+    "u64": types.uint64,
+    "f32": types.float32,
+}
+
+
+class Vec(types.Type):
+    """`lanes` elements of kind `elem` ('i8', 'u8', ..., 'f32') in one LLVM vector."""
+
+    def __init__(self, elem: str, lanes: int) -> None:
+        self.elem, self.lanes = elem, lanes
+        cast(Any, super()).__init__(name=f"Vec({elem}x{lanes})")
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.elem, self.lanes
+
+    @property
+    def is_float(self) -> bool:
+        return self.elem[0] == "f"
+
+    @property
+    def is_signed(self) -> bool:
+        return self.elem[0] == "i"
+
+    @property
+    def bits(self) -> int:
+        return int(self.elem[1:])
+
+    @property
+    def ir(self) -> Any:
+        return ir.VectorType(_IR[self.elem], self.lanes)
+
+    @property
+    def scalar(self) -> Any:
+        return _SCALAR[self.elem]
+
+    @property
+    def suffix(self) -> str:
+        """How LLVM intrinsics name the type."""
+        return f"v{self.lanes}{'f' if self.is_float else 'i'}{self.bits}"
+
+
+@extending.register_model(Vec)
+class VecModel(extending.models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vec) -> None:
+        cast(Any, super()).__init__(dmm, fe_type, fe_type.ir)
+
+
+i8x4, i8x8, i8x16, i8x32, i8x64 = (Vec("i8", n) for n in (4, 8, 16, 32, 64))
+u8x8, u8x16, u8x32, u8x64 = (Vec("u8", n) for n in (8, 16, 32, 64))
+i16x8, i16x16, i16x32 = (Vec("i16", n) for n in (8, 16, 32))
+u16x8, u16x16 = (Vec("u16", n) for n in (8, 16))
+i32x4, i32x8, i32x16 = (Vec("i32", n) for n in (4, 8, 16))
+u32x4, u32x8 = (Vec("u32", n) for n in (4, 8))
+i64x2, i64x4, i64x8 = (Vec("i64", n) for n in (2, 4, 8))
+f16x4, f16x8, f16x16 = (Vec("f16", n) for n in (4, 8, 16))
+f32x4, f32x8, f32x16 = (Vec("f32", n) for n in (4, 8, 16))
+
+
+# ---------------------------------------------------------------- helpers that emit code
+def named(ty: Any) -> Any:
+    """The type named by a type argument: load(f32x8, p), load(float32, p)."""
+    if isinstance(ty, types.TypeRef | types.NumberClass):
+        return ty.instance_type
+    return None
+
+
+def typed(signature: Any, emit: Callable[[Any, Any], Any]) -> Typed:
+    """An intrinsic whose code needs only the builder and the arguments."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = emit(builder, args)
+        return context.get_dummy_value() if sig.return_type == types.void else value
+
+    return signature, codegen
+
+
+def shuffle_ir(builder: Any, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+
+def splat_ir(builder: Any, vec_ir: Any, scalar: Any) -> Any:
+    """Broadcast an LLVM scalar to all lanes."""
+    undef = ir.Constant(vec_ir, ir.Undefined)
+    one = builder.insert_element(undef, scalar, ir.Constant(I32, 0))
+    return shuffle_ir(builder, one, undef, [0] * vec_ir.count)
+
+
+def load_ir(builder: Any, addr: Any, irt: Any, align: int = 1) -> Any:
+    return builder.load(builder.inttoptr(addr, irt.as_pointer()), align=align)
+
+
+def call_ir(builder: Any, name: str, ret: Any, args: Sequence[Any]) -> Any:
+    """Call an LLVM intrinsic or function by name."""
+    fnty = ir.FunctionType(ret, [a.type for a in args])
+    function = cast(Any, cgutils).get_or_insert_function(builder.module, fnty, name)
+    return builder.call(function, list(args))
+
+
+# ---------------------------------------------------------------- memory
+@intrinsic
+def load(_: Any, ty: Any, addr: Any) -> Typed:
+    """load(T, address): unaligned load of a vector, aligned load of a scalar."""
+    t = named(ty)
+    irt = t.ir if isinstance(t, Vec) else ir.IntType(t.bitwidth)
+    if t == types.float32:
+        irt = F32
+    elif t == types.float64:
+        irt = ir.DoubleType()
+    align = 1 if isinstance(t, Vec) else t.bitwidth // 8
+    return typed(t(ty, types.intp), lambda b, a: load_ir(b, a[1], irt, align))
+
+
+@intrinsic
+def store(_: Any, addr: Any, value: Any) -> Typed:
+    """store(address, v): unaligned store; the type of v tells how many bytes."""
+    if isinstance(value, types.Literal):
+        value = value.literal_type
+    align = 1 if isinstance(value, Vec) else value.bitwidth // 8
+
+    def emit(b: Any, a: Any) -> None:
+        b.store(a[1], b.inttoptr(a[0], a[1].type.as_pointer()), align=align)
+
+    return typed(types.void(types.intp, value), emit)
+
+
+@intrinsic
+def load_f16(_: Any, addr: Any) -> Typed:
+    """A half, converted to float32."""
+    return typed(types.float32(types.intp), lambda b, a: b.fpext(load_ir(b, a[0], F16), F32))
+
+
+@intrinsic
+def store_f16(_: Any, addr: Any, x: Any) -> Typed:
+    """A float32, rounded to half."""
+
+    def emit(b: Any, a: Any) -> None:
+        b.store(b.fptrunc(a[1], F16), b.inttoptr(a[0], F16.as_pointer()), align=1)
+
+    return typed(types.void(types.intp, types.float32), emit)
+
+
+@intrinsic
+def prefetch(_: Any, addr: Any) -> Typed:
+    """Ask for the cache line at an address."""
+
+    def emit(b: Any, a: Any) -> None:
+        ptr = b.inttoptr(a[0], I8.as_pointer())
+        flags = [ir.Constant(I32, v) for v in (0, 3, 1)]  # read, keep in all levels, data
+        call_ir(b, "llvm.prefetch.p0", ir.VoidType(), [ptr, *flags])
+
+    return typed(types.void(types.intp), emit)
+
+
+# ---------------------------------------------------------------- construction
+@intrinsic
+def zero(_: Any, ty: Any) -> Typed:
+    """zero(T): all lanes 0."""
+    t = named(ty)
+    return typed(t(ty), lambda b, a: ir.Constant(t.ir, None))
+
+
+@intrinsic
+def splat(_: Any, ty: Any, x: Any) -> Typed:
+    """splat(T, x): all lanes x, converted to the element type."""
+    t = named(ty)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return splat_ir(builder, t.ir, context.cast(builder, args[1], sig.args[1], t.scalar))
+
+    return t(ty, x), codegen
+
+
+@intrinsic
+def load_splat(_: Any, ty: Any, addr: Any, unit: Any) -> Typed:
+    """load_splat(T, address, U): one U (int32, float32...) repeated over the whole vector T."""
+    t, u = named(ty), named(unit)
+    irt = F32 if u == types.float32 else ir.IntType(u.bitwidth)
+    wide = ir.VectorType(irt, t.lanes * t.bits // u.bitwidth)
+
+    def emit(b: Any, a: Any) -> Any:
+        return b.bitcast(splat_ir(b, wide, load_ir(b, a[1], irt)), t.ir)
+
+    return typed(t(ty, types.intp, unit), emit)
+
+
+# ---------------------------------------------------------------- conversion
+@intrinsic
+def bitcast(_: Any, ty: Any, v: Any) -> Typed:
+    """Reinterpret the bits as another vector type of the same size."""
+    t = named(ty)
+    return typed(t(ty, v), lambda b, a: b.bitcast(a[1], t.ir))
+
+
+def _conversion(source: Vec, target: Vec) -> str | None:
+    """Name of the builder method that converts lanes; None: same bits."""
+    if source.is_float and target.is_float:
+        return "fpext" if target.bits > source.bits else "fptrunc"
+    if source.is_float:
+        return "fptosi" if target.is_signed else "fptoui"
+    if target.is_float:
+        return "sitofp" if source.is_signed else "uitofp"
+    if target.bits > source.bits:
+        return "sext" if source.is_signed else "zext"
+    return "trunc" if target.bits < source.bits else None
+
+
+@intrinsic
+def convert(_: Any, ty: Any, v: Any) -> Typed | None:
+    """Numeric conversion lane by lane: extend, truncate, int <-> float, half <-> float."""
+    t = named(ty)
+    if not isinstance(v, Vec) or v.lanes != t.lanes:
+        return None
+    method = None if v == t else _conversion(v, t)
+
+    def emit(b: Any, a: Any) -> Any:
+        return a[1] if method is None else getattr(b, method)(a[1], t.ir)
+
+    return typed(t(ty, v), emit)
+
+
+# ---------------------------------------------------------------- rearranging lanes
+@literal_intrinsic
+def shuffle(_: Any, a: Any, b: Any, lanes: Any) -> Typed:
+    """shuffle(a, b, (i0, i1, ...)): lanes picked from the concatenation of a and b."""
+    picked = [m.literal_value for m in lanes]
+    t = Vec(a.elem, len(picked))
+    return typed(t(a, b, lanes), lambda bld, args: shuffle_ir(bld, args[0], args[1], picked))
+
+
+@intrinsic
+def concat(_: Any, a: Any, b: Any) -> Typed:
+    """Lanes of a, then lanes of b."""
+    t = Vec(a.elem, a.lanes + b.lanes)
+    return typed(t(a, b), lambda bld, args: shuffle_ir(bld, args[0], args[1], range(t.lanes)))
+
+
+def _picked(v: Vec, lanes: Sequence[int]) -> Typed:
+    t = Vec(v.elem, len(lanes))
+    return typed(t(v), lambda b, a: shuffle_ir(b, a[0], a[0], lanes))
+
+
+@intrinsic
+def low_half(_: Any, v: Any) -> Typed:
+    """The first half of the lanes."""
+    return _picked(v, range(v.lanes // 2))
+
+
+@intrinsic
+def high_half(_: Any, v: Any) -> Typed:
+    """The second half of the lanes."""
+    return _picked(v, range(v.lanes // 2, v.lanes))
+
+
+@intrinsic
+def twice(_: Any, v: Any) -> Typed:
+    """v concatenated with itself."""
+    return _picked(v, [*range(v.lanes), *range(v.lanes)])
+
+
+@intrinsic
+def dup_even(_: Any, v: Any) -> Typed:
+    """Lanes 0 0 2 2 4 4 ..."""
+    return _picked(v, [i // 2 * 2 for i in range(v.lanes)])
+
+
+@intrinsic
+def dup_odd(_: Any, v: Any) -> Typed:
+    """Lanes 1 1 3 3 5 5 ..."""
+    return _picked(v, [i // 2 * 2 + 1 for i in range(v.lanes)])
+
+
+@literal_intrinsic
+def lane(_: Any, v: Any, i: Any) -> Typed:
+    """Scalar of lane i (literal or run-time integer)."""
+    fixed = ir.Constant(I32, i.literal_value) if isinstance(i, types.Literal) else None
+    return typed(v.scalar(v, i), lambda b, a: b.extract_element(a[0], fixed or a[1]))
+
+
+@literal_intrinsic
+def splat_lane(_: Any, v: Any, i: Any) -> Typed:
+    """Lane i (a literal) in every lane."""
+    lanes = [i.literal_value] * v.lanes
+    return typed(v(v, i), lambda b, a: shuffle_ir(b, a[0], a[0], lanes))
