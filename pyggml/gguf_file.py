@@ -24,8 +24,9 @@ class GgufPart:
     def map(self) -> mmap.mmap:
         """The whole file, mapped read-only; touching no page yet."""
         if self._map is None:
+            fd = self._descriptor()
             try:
-                self._map = mmap.mmap(self._descriptor(), self.size, access=mmap.ACCESS_READ)
+                self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as e:
                 raise GgufError(f"{self.path}: cannot be mapped into memory: {e}") from e
         return self._map
