@@ -1,0 +1,208 @@
+"""Graph parts that the models share: embedding, norms, attention, feed-forward, logits.
+
+A builder describes one ubatch; node names are llama.cpp's, so that dumps can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from pyggml import build
+from pyggml.dtypes import GGMLType
+from pyggml.graph import Graph
+from pyggml.llama.hparams import HParams, RopeScaling
+from pyggml.llama.kv_cache import AttentionInputs, KvCache, Memory
+from pyggml.llama.weights import Layer, Weights
+from pyggml.ops import GluOp, Precision
+from pyggml.params import FlashAttnParams, RopeParams
+from pyggml.tensor import Tensor, new_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """What a graph depends on: two ubatches of equal shape share one graph."""
+
+    n_tokens: int
+    n_outputs: int
+    n_kv: tuple[int, ...]  # cells looked at, one per cache of the memory
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInputs:
+    """Leafs that are filled before each run."""
+
+    tokens: Tensor  # I32 [n_tokens]
+    pos: Tensor  # I32 [n_tokens]
+    out_ids: Tensor  # I32 [n_outputs]
+    attention: tuple[AttentionInputs, ...]  # one per cache
+
+
+class Builder:
+    """Collects the nodes of one forward pass."""
+
+    def __init__(
+        self, hp: HParams, shape: GraphShape, memory: Memory, *, flash_attn: bool, n_ctx: int
+    ) -> None:
+        self.hp = hp
+        self.shape = shape
+        self.memory = memory
+        self.flash_attn = flash_attn
+        self.n_ctx = n_ctx
+        self.graph = Graph()
+        n = shape.n_tokens
+        self.inputs = GraphInputs(
+            tokens=new_tensor(GGMLType.I32, n, name="inp_tokens").as_input(),
+            pos=new_tensor(GGMLType.I32, n, name="inp_pos").as_input(),
+            out_ids=new_tensor(GGMLType.I32, shape.n_outputs, name="inp_out_ids").as_input(),
+            attention=tuple(
+                cache.inputs(n, n_kv, flash_attn=flash_attn)
+                for cache, n_kv in zip(memory.caches, shape.n_kv, strict=True)
+            ),
+        )
+
+    # ------------------------------------------------------------ small parts
+    def name(self, t: Tensor, name: str, il: int = -1) -> Tensor:
+        """Name a node as llama.cpp does: `name-il` inside a layer."""
+        return t.named(f"{name}-{il}" if il >= 0 else name)
+
+    def add(self, a: Tensor, b: Tensor, name: str, il: int) -> Tensor:
+        return self.name(build.add(a, b), name, il)
+
+    def scale(self, x: Tensor, s: float, name: str, il: int = -1) -> Tensor:
+        return self.name(build.scale(x, s), name, il)
+
+    def norm(self, x: Tensor, weight: Tensor, name: str, il: int = -1) -> Tensor:
+        """RMS norm times weight."""
+        normed = self.name(build.rms_norm(x, self.hp.rms_eps), "norm", il)
+        return self.name(build.mul(normed, weight), name, il)
+
+    def linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
+        """Matrix times x, plus the bias if the model has one."""
+        y = build.mul_mat(layer[f"{name}.weight"], x)
+        bias = layer.get(f"{name}.bias")
+        return y if bias is None else build.add(y, bias)
+
+    # ------------------------------------------------------------ embedding and output
+    def embed(self, table: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Rows of the embedding table: [n_embd, n_tokens]."""
+        x = self.name(build.get_rows(table, self.inputs.tokens), "embd")
+        return x if scale == 1.0 else self.scale(x, scale, "inp_scaled")
+
+    def last_rows(self, il: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """In the last layer keep only the rows whose logits are wanted."""
+        if il != self.hp.n_layer - 1:
+            return tensors
+        return tuple(build.get_rows(t, self.inputs.out_ids) for t in tensors)
+
+    def logits(self, x: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[n_vocab, n_outputs], soft-capped if the model asks for it."""
+        y = build.mul_mat(output, x)
+        if bias is not None:
+            y = build.add(y, bias)
+        cap = self.hp.final_logit_softcap
+        if cap:
+            y = build.scale(build.tanh(build.scale(y, 1.0 / cap)), cap)
+        return self.name(y, "result_output").as_output()
+
+    # ------------------------------------------------------------ attention
+    def qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [head, n_head, n_tokens], k and v [head, n_head_kv, n_tokens]."""
+        hp, il, n = self.hp, layer.il, self.shape.n_tokens
+        q = self.name(self.linear(layer, "attn_q", x), "Qcur", il)
+        k = self.name(self.linear(layer, "attn_k", x), "Kcur", il)
+        v = self.name(self.linear(layer, "attn_v", x), "Vcur", il)
+        return (
+            build.reshape(q, hp.n_embd_head_k, hp.n_head[il], n),
+            build.reshape(k, hp.n_embd_head_k, hp.n_head_kv[il], n),
+            build.reshape(v, hp.n_embd_head_v, hp.n_head_kv[il], n),
+        )
+
+    def rope(self, x: Tensor, il: int, w: Weights) -> Tensor:
+        """Rotate heads by position with the layer's frequencies."""
+        hp = self.hp
+        scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
+        params = rope_params(hp, scaling)
+        factors = rope_factors(w, self.n_ctx > scaling.n_ctx_orig)
+        return build.rope_ext(x, self.inputs.pos, factors, params)
+
+    def attention(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Store k and v, attend, project: [n_embd, n_tokens]."""
+        il = layer.il
+        cache, inputs = self._cache(il)
+        # llama.cpp's order of expansion: the dumps of both list the nodes alike
+        for t in (q, v, k):
+            self.graph.expand(t)
+        self.graph.expand(cache.store_k(il, k, inputs))
+        self.graph.expand(cache.store_v(il, v, inputs))
+        n_kv = inputs.mask.ne[0]
+        keys, values = cache.keys(il, n_kv), cache.values(il, n_kv)
+        attend = self._attend_flash if self.flash_attn else self._attend
+        out = self.name(attend(q, keys, values, inputs.mask, scale, il), "kqv_out", il)
+        return self.linear(layer, "attn_output", out)
+
+    def _cache(self, il: int) -> tuple[KvCache, AttentionInputs]:
+        index = self.memory.index_of_layer(il)
+        return self.memory.caches[index], self.inputs.attention[index]
+
+    def _attend_flash(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, il: int
+    ) -> Tensor:
+        q = build.permute(q, 0, 2, 1, 3)
+        params = FlashAttnParams(scale, precision=Precision.F32)
+        out = build.flash_attn_ext(q, k, v, mask, params)
+        self.name(out, "__fattn__", il)
+        return build.reshape(out, out.ne[0] * out.ne[1], out.ne[2])
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, il: int
+    ) -> Tensor:
+        q = build.permute(q, 0, 2, 1, 3)
+        kq = self.name(build.mul_mat(k, q, Precision.F32), "kq", il)
+        kq = self.name(build.soft_max_ext(kq, mask, scale), "kq_soft_max", il)
+        kqv = self.name(build.mul_mat(v, kq), "kqv", il)
+        kqv = build.permute(kqv, 0, 2, 1, 3)
+        return build.cont(kqv, kqv.ne[0] * kqv.ne[1], kqv.ne[2])
+
+    # ------------------------------------------------------------ feed-forward
+    def ffn(self, layer: Layer, x: Tensor, act: GluOp = GluOp.SWIGLU) -> Tensor:
+        """down(act(gate(x)) * up(x))."""
+        il = layer.il
+        up = self.name(self.linear(layer, "ffn_up", x), "ffn_up", il)
+        gate = self.name(self.linear(layer, "ffn_gate", x), "ffn_gate", il)
+        hidden = self.name(build.glu_split(gate, up, act), f"ffn_{act.name.lower()}", il)
+        return self.name(self.linear(layer, "ffn_down", hidden), "ffn_out", il)
+
+
+def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
+    """The rope operation's parameters; YaRN's own attention factor is undone by the op itself."""
+    ext = scaling.ext_factor
+    if ext < 0:
+        ext = 1.0 if scaling.type == "yarn" else 0.0
+    return RopeParams(
+        n_dims=hp.n_rot,
+        mode=hp.rope_mode,
+        n_ctx_orig=scaling.n_ctx_orig,
+        freq_base=scaling.freq_base,
+        freq_scale=scaling.freq_scale,
+        ext_factor=ext,
+        attn_factor=scaling.attn_factor,
+        beta_fast=scaling.beta_fast,
+        beta_slow=scaling.beta_slow,
+    )
+
+
+def shift_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
+    """Parameters that rotate cached keys further without scaling them a second time."""
+    params = rope_params(hp, scaling)
+    # with YaRN the operation multiplies by 1 + 0.1 ln(1 / freq_scale) on its own
+    yarn = 1.0 + 0.1 * math.log(1.0 / params.freq_scale) if params.ext_factor else 1.0
+    return replace(params, attn_factor=1.0 / yarn)
+
+
+def rope_factors(w: Weights, is_long: bool) -> Tensor | None:
+    """Frequency factors: rope_freqs, else longrope's pair chosen by the context's length."""
+    freqs = w.get("rope_freqs.weight")
+    if freqs is not None:
+        return freqs
+    return w.get("rope_factors_long.weight" if is_long else "rope_factors_short.weight")

@@ -1,0 +1,212 @@
+"""The KV cache: tensors per layer, cells that say what they hold, and the inputs of attention.
+
+Cells are written through `set_rows` by index, so a graph does not change while the cache fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml import build
+from pyggml.backend import Buffer, BufferType, alloc_tensors, pad
+from pyggml.dtypes import GGMLType
+from pyggml.llama.hparams import HParams
+from pyggml.llama.batch import Ubatch
+from pyggml.llama.kv_cells import Cells, IntArray
+from pyggml.tensor import Tensor, new_tensor
+
+N_KV_STEP = 256  # graphs look at a multiple of this many cells, so that they can be reused
+ALL_POSITIONS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """Leafs of one cache that are filled before each run."""
+
+    mask: Tensor  # [n_kv, n_tokens], F16 with flash attention, else F32; 0 or -inf
+    k_idxs: Tensor  # I64 [n_tokens]
+    v_idxs: Tensor  # I64 [n_tokens], or [n_tokens * n_embd_v_gqa] if v is stored transposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheParams:
+    """How a cache is laid out."""
+
+    size: int
+    type_k: GGMLType
+    type_v: GGMLType
+    v_trans: bool  # element (cell i, dim j) of v at j * size + i: for attention without flash
+    n_seq_max: int = 1
+    n_swa: int = 0
+
+
+class KvCache:
+    """Keys and values of some layers."""
+
+    def __init__(self, hp: HParams, layers: Sequence[int], params: CacheParams) -> None:
+        self.hp = hp
+        self.layers = tuple(layers)
+        self.params = params
+        self.cells = Cells(params.size, params.n_seq_max)
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+        for il in layers:
+            n_k, n_v = hp.n_embd_k_gqa(il), hp.n_embd_v_gqa(il)
+            self.k[il] = new_tensor(params.type_k, n_k, params.size, name=f"cache_k_l{il}")
+            self.v[il] = new_tensor(params.type_v, n_v, params.size, name=f"cache_v_l{il}")
+        self.buffer: Buffer | None = None
+
+    def allocate(self, buft: BufferType) -> None:
+        """Place the tensors; they start as zeros, since masked cells are still multiplied."""
+        self.buffer = alloc_tensors([*self.k.values(), *self.v.values()], buft)
+        if self.buffer is not None:
+            self.buffer.clear(0)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.k.values(), *self.v.values()))
+
+    def n_kv(self) -> int:
+        """How many cells the next graph must look at."""
+        used = pad(self.cells.last_used() + 1, N_KV_STEP)
+        return min(self.params.size, max(N_KV_STEP, used))
+
+    # ------------------------------------------------------------ graph parts
+    def inputs(self, n_tokens: int, n_kv: int, *, flash_attn: bool) -> AttentionInputs:
+        """New input leafs for a graph."""
+        suffix = "_swa" if self.params.n_swa else ""
+        type_ = GGMLType.F16 if flash_attn else GGMLType.F32
+        n_v = self.hp.n_embd_v_gqa(self.layers[0]) if self.params.v_trans else 1
+        mask = new_tensor(type_, n_kv, n_tokens, name=f"attn_inp_kq_mask{suffix}")
+        k_idxs = new_tensor(GGMLType.I64, n_tokens, name=f"attn_inp_k_idxs{suffix}")
+        v_idxs = new_tensor(GGMLType.I64, n_tokens * n_v, name=f"attn_inp_v_idxs{suffix}")
+        return AttentionInputs(mask.as_input(), k_idxs.as_input(), v_idxs.as_input())
+
+    def store_k(self, il: int, k: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Write new keys [head, n_head_kv, n_tokens]."""
+        rows = build.reshape(k, k.ne[0] * k.ne[1], k.ne[2])
+        return build.set_rows(self.k[il], rows, inputs.k_idxs)
+
+    def store_v(self, il: int, v: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Write new values [head, n_head_kv, n_tokens]."""
+        cache = self.v[il]
+        if not self.params.v_trans:
+            return build.set_rows(
+                cache, build.reshape(v, v.ne[0] * v.ne[1], v.ne[2]), inputs.v_idxs
+            )
+        # one element per row: a transposed row is scattered over the cells
+        flat = build.reshape(cache, 1, cache.nelements)
+        return build.set_rows(flat, build.reshape(v, 1, v.nelements), inputs.v_idxs)
+
+    def keys(self, il: int, n_kv: int) -> Tensor:
+        """[head, n_kv, n_head_kv], heads interleaved in memory."""
+        k, head = self.k[il], self.hp.n_embd_head_k
+        row = k.type.row_size
+        return build.view(k, (head, n_kv, self.hp.n_head_kv[il]), (k.nb[1], row(head)))
+
+    def values(self, il: int, n_kv: int) -> Tensor:
+        """[head, n_kv, n_head_kv], or transposed [n_kv, head, n_head_kv]."""
+        v, head, n_head = self.v[il], self.hp.n_embd_head_v, self.hp.n_head_kv[il]
+        if not self.params.v_trans:
+            return build.view(v, (head, n_kv, n_head), (v.nb[1], v.type.row_size(head)))
+        column = v.type.row_size(self.params.size)
+        return build.view(v, (n_kv, head, n_head), (column, column * head))
+
+    # ------------------------------------------------------------ input values
+    def mask(self, ubatch: Ubatch, n_kv: int) -> npt.NDArray[np.bool_]:
+        """True where a token (row) must not see a cell: [n_tokens, n_kv]."""
+        pos = self.cells.pos[:n_kv]
+        token_pos = ubatch.pos[:, None]
+        first_seq = np.fromiter((ids[0] for ids in ubatch.seq_ids), np.intp, ubatch.n_tokens)
+        hidden: npt.NDArray[np.bool_] = ~self.cells.seq[first_seq, :n_kv] | (pos > token_pos)
+        if self.params.n_swa:
+            hidden |= token_pos - pos >= self.params.n_swa
+        return hidden
+
+    def v_indices(self, slots: IntArray) -> npt.NDArray[np.int64]:
+        """Where set_rows writes values."""
+        cells = slots.astype(np.int64)
+        if not self.params.v_trans:
+            return cells
+        dims = np.arange(self.hp.n_embd_v_gqa(self.layers[0]), dtype=np.int64)
+        return (cells[:, None] + dims[None, :] * self.params.size).reshape(-1)
+
+
+class Memory:
+    """The caches of a model: one, or one for full and one for sliding-window layers."""
+
+    def __init__(self, caches: Sequence[KvCache]) -> None:
+        self.caches = tuple(caches)
+        self._of_layer = {il: i for i, cache in enumerate(caches) for il in cache.layers}
+
+    def index_of_layer(self, il: int) -> int:
+        return self._of_layer[il]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for cache in self.caches:
+            cache.cells.clear()
+
+    def pos_max(self, seq: int) -> int:
+        """Last position of a sequence, -1 if there is none."""
+        return max(cache.cells.pos_max(seq) for cache in self.caches)
+
+    def pos_min(self, seq: int) -> int:
+        """First position that every layer still holds, -1 if there is none."""
+        return max(cache.cells.pos_min(seq) for cache in self.caches)
+
+    def remove(self, seq: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
+        """Forget positions p0..p1-1 of a sequence (-1: of all)."""
+        for cache in self.caches:
+            cache.cells.remove(seq, p0, p1)
+
+    def copy(self, src: int, dst: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
+        """Let a sequence share another's cells."""
+        for cache in self.caches:
+            cache.cells.copy(src, dst, p0, p1)
+
+    def keep(self, seq: int) -> None:
+        """Forget every other sequence."""
+        for cache in self.caches:
+            cache.cells.keep(seq)
+
+    def shift(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions; the keys are rotated before the next decode."""
+        for cache in self.caches:
+            cache.cells.add(seq, p0, p1, delta)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions can be moved: all caches must hold the same range."""
+        return len({cache.params.size for cache in self.caches}) == 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self.caches)
+
+
+def make_memory(
+    hp: HParams, params: CacheParams, *, n_ubatch: int, swa_full: bool = False
+) -> Memory:
+    """One cache, or two if some layers have a sliding window (llama.cpp: iSWA)."""
+    layers = range(hp.n_layer)
+    if not any(hp.is_swa):
+        return Memory([KvCache(hp, layers, params)])
+    window = params.size
+    if not swa_full:
+        window = pad(min(params.size, hp.n_swa * params.n_seq_max + n_ubatch), N_KV_STEP)
+    swa = CacheParams(
+        size=window,
+        type_k=params.type_k,
+        type_v=params.type_v,
+        v_trans=params.v_trans,
+        n_seq_max=params.n_seq_max,
+        n_swa=hp.n_swa,
+    )
+    full = [il for il in layers if not hp.swa(il)]
+    caches = [KvCache(hp, full, params)] if full else []
+    return Memory([*caches, KvCache(hp, [il for il in layers if hp.swa(il)], swa)])

@@ -1,0 +1,47 @@
+"""llama: Llama 1-3, SmolLM2, Mistral and their kin (dense)."""
+
+from dataclasses import replace
+
+from pyggml.errors import ModelError
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common
+from pyggml.llama.weights import Weights, WantList
+from pyggml.ops import Op, RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = common(kv, RopeMode.NORMAL)
+    if kv.get_int("llama.expert_count", 0):
+        raise ModelError("llama with experts (Mixtral) is not supported yet; dense models are")
+    if hp.n_rot != hp.n_embd_head_k:
+        raise ModelError(f"invalid n_rot: {hp.n_rot}, expected {hp.n_embd_head_k}")
+    return replace(hp, attention_scale=kv.get_float("llama.attention.scale", 0.0))
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    want.rope_factors(hp.n_rot)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp, bias=True)
+        want.norm(il, "ffn_norm", hp.n_embd)
+        want.ffn(il, hp.n_embd, hp.n_ff[il], bias=True)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    hp = b.hp
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
+        q, k, v = b.qkv(layer, h)
+        q, k = b.rope(q, layer.il, w), b.rope(k, layer.il, w)
+        h = b.attention(layer, q, k, v, scale=hp.kq_scale)
+        h, x = b.last_rows(layer.il, h, x)
+        x = b.add(h, x, "ffn_inp", layer.il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", layer.il)
+        x = b.add(b.ffn(layer, h), x, "l_out", layer.il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])

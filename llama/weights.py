@@ -1,0 +1,109 @@
+"""What tensors a model wants, and the tensors it got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pyggml.llama.hparams import HParams
+from pyggml.ops import Op
+from pyggml.tensor import Tensor
+
+INPUT, OUTPUT = -1, -2  # pseudo layers
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One tensor that an architecture reads from its file.
+
+    `op` is the operation that uses it: a buffer type must support it (llama.cpp's probe).
+    `duplicate_of` names the tensor whose data is used if this one is missing (tied output).
+    """
+
+    name: str
+    ne: tuple[int, ...]
+    op: Op = Op.MUL_MAT
+    required: bool = True
+    layer: int = INPUT
+    duplicate_of: str = ""
+
+
+class Layer:
+    """The weights of one block by their short names, e.g. layer["attn_q.weight"]."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], il: int) -> None:
+        self._tensors = tensors
+        self._prefix = f"blk.{il}."
+        self.il = il
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._prefix + name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self._tensors.get(self._prefix + name)
+
+
+class Weights:
+    """All weights of a model by their GGUF names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], n_layer: int) -> None:
+        self.tensors = tensors
+        self.layers = tuple(Layer(tensors, il) for il in range(n_layer))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(name)
+
+
+class WantList:
+    """Collects wants: `layer.linear("attn_q", n_in, n_out, bias=...)` and the like."""
+
+    def __init__(self) -> None:
+        self.wants: list[Want] = []
+
+    def __iter__(self) -> Iterator[Want]:
+        return iter(self.wants)
+
+    def add(self, name: str, *ne: int, op: Op, required: bool = True, layer: int = INPUT) -> None:
+        """One tensor."""
+        self.wants.append(Want(name, ne, op, required, layer))
+
+    def embeddings(self, n_embd: int, n_vocab: int) -> None:
+        """token_embd, output_norm and the output, which may be tied to token_embd."""
+        self.add("token_embd.weight", n_embd, n_vocab, op=Op.GET_ROWS)
+        self.add("output_norm.weight", n_embd, op=Op.MUL, layer=OUTPUT)
+        self.wants.append(
+            Want("output.weight", (n_embd, n_vocab), layer=OUTPUT, duplicate_of="token_embd.weight")
+        )
+
+    def norm(self, il: int, name: str, n: int) -> None:
+        """The weight of a norm."""
+        self.add(f"blk.{il}.{name}.weight", n, op=Op.MUL, layer=il)
+
+    def linear(self, il: int, name: str, n_in: int, n_out: int, *, bias: bool = False) -> None:
+        """A matrix, and with `bias` an optional bias."""
+        self.add(f"blk.{il}.{name}.weight", n_in, n_out, op=Op.MUL_MAT, layer=il)
+        if bias:
+            self.add(f"blk.{il}.{name}.bias", n_out, op=Op.ADD, required=False, layer=il)
+
+    def rope_factors(self, n_rot: int) -> None:
+        """Optional per-frequency factors (Llama 3: rope_freqs; longrope: long and short)."""
+        for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
+            self.add(f"{name}.weight", n_rot // 2, op=Op.ROPE, required=False)
+
+    def attention(self, il: int, hp: HParams, *, bias: bool = False) -> None:
+        """attn_q, attn_k, attn_v and attn_output."""
+        n_q = hp.n_embd_head_k * hp.n_head[il]
+        n_out = hp.n_embd_head_v * hp.n_head[il]
+        self.linear(il, "attn_q", hp.n_embd, n_q, bias=bias)
+        self.linear(il, "attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=bias)
+        self.linear(il, "attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=bias)
+        self.linear(il, "attn_output", n_out, hp.n_embd, bias=bias)
+
+    def ffn(self, il: int, n_embd: int, n_ff: int, *, bias: bool = False) -> None:
+        """ffn_gate, ffn_up and ffn_down."""
+        self.linear(il, "ffn_gate", n_embd, n_ff, bias=bias)
+        self.linear(il, "ffn_up", n_embd, n_ff, bias=bias)
+        self.linear(il, "ffn_down", n_ff, n_embd, bias=bias)
