@@ -5,9 +5,10 @@ What is not abstract is optional; its docstring names the default.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyggml.errors import OutOfMemory
@@ -16,6 +17,9 @@ from pyggml.ops import Op
 from pyggml.tensor import Tensor
 
 NO_LIMIT = 1 << 62
+
+# add_alloc_dep(tensor, until): keep the tensor's memory until the node `until` has run
+AddAllocDep = Callable[[Tensor, Tensor], None]
 
 
 class DeviceType(enum.IntEnum):
@@ -135,6 +139,17 @@ class BufferType(ABC):
         """Bytes a tensor takes here; its nbytes."""
         return tensor.nbytes
 
+    def alloc_size_n(self, tensors: Sequence[Tensor]) -> int:
+        """Bytes that `alloc_buffer_n` would take, allocating nothing; those of the usual plan."""
+        return sum(size for size, _ in _plan_buffers(tensors, self))
+
+    def alloc_buffer_n(self, tensors: Sequence[Tensor]) -> Buffer | None:
+        """Allocate and place the tensors without memory; the usual plan, one after the other.
+
+        None if there is nothing to allocate. Raises OutOfMemory; then nothing stays allocated.
+        """
+        return _alloc_planned(tensors, self)
+
     def __repr__(self) -> str:
         return f"<buffer type {self.name}>"
 
@@ -169,6 +184,9 @@ class Buffer(ABC):
     def copy(self, src: Tensor, dst: Tensor) -> bool:
         """Copy inside the device; False: go through host memory."""
         return False
+
+    def reset(self) -> None:
+        """Called before tensors are placed here anew; does nothing."""
 
     def free(self) -> None:
         """Give the memory back now; dropping the last reference does the same."""
@@ -217,8 +235,11 @@ class Backend(ABC):
         """Let later work wait for an event; waits on the host."""
         event.synchronize()
 
-    def graph_optimize(self, graph: Graph) -> None:
-        """Reorder a split's nodes; leaves them."""
+    def set_n_threads(self, n: int) -> None:
+        """How many threads the next graphs use; devices without threads ignore it."""
+
+    def graph_optimize(self, graph: Graph, add_alloc_dep: AddAllocDep) -> None:
+        """Reorder a split's nodes and ask for memory to be kept longer; leaves everything."""
 
     def supports_op(self, node: Tensor) -> bool:
         return self.device.supports_op(node)
@@ -228,6 +249,24 @@ class Backend(ABC):
 
     def close(self) -> None:
         """Stop threads and give resources back; nothing to do."""
+
+
+class EmptyBuffer(Buffer):
+    """No memory: where tensors without elements lie."""
+
+    def __init__(self, buft: BufferType) -> None:
+        self.buft = buft
+        self.base = 0
+        self.size = 0
+
+    def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        assert data.nbytes == 0
+
+    def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        assert out.nbytes == 0
+
+    def clear(self, value: int = 0) -> None:
+        pass
 
 
 class MultiBuffer(Buffer):
@@ -265,6 +304,13 @@ def buffer_of(tensor: Tensor) -> Buffer | None:
     return tensor.view_src.buffer if tensor.view_src is not None else tensor.buffer
 
 
+def host_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in a host buffer, for reading and writing in place."""
+    buffer = buffer_of(tensor)
+    assert buffer is not None and buffer.buft.is_host and tensor.data is not None
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data)).cast("B")
+
+
 def _data_buffer(tensor: Tensor, nbytes: int, offset: int) -> Buffer:
     buffer = buffer_of(tensor)
     assert buffer is not None and tensor.data is not None, f"{tensor!r} is not allocated"
@@ -289,12 +335,25 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
     assert src.same_layout(dst), f"{src!r} and {dst!r} differ in layout"
     if src is dst or src.nbytes == 0:
         return
-    target = _data_buffer(dst, dst.nbytes, 0)
-    if target.copy(src, dst):
+    source, target = _data_buffer(src, src.nbytes, 0), _data_buffer(dst, dst.nbytes, 0)
+    if source.buft.is_host:
+        target.set(dst, host_bytes(src))
+    elif target.buft.is_host:
+        source.get(src, host_bytes(dst))
+    elif not target.copy(src, dst):
+        bounce = memoryview(bytearray(src.nbytes))
+        source.get(src, bounce)
+        target.set(dst, bounce)
+
+
+def tensor_copy_async(src_backend: Backend, dst_backend: Backend, src: Tensor, dst: Tensor) -> None:
+    """Copy in the order of both backends' work, blocking if they cannot do better."""
+    assert src.same_layout(dst), f"{src!r} and {dst!r} differ in layout"
+    if src is dst or dst_backend.copy_async(src_backend, src, dst):
         return
-    bounce = memoryview(bytearray(src.nbytes))
-    tensor_get(src, bounce)
-    target.set(dst, bounce)
+    src_backend.synchronize()
+    dst_backend.synchronize()
+    tensor_copy(src, dst)
 
 
 def tensor_alloc(buffer: Buffer, tensor: Tensor, address: int) -> None:
@@ -311,6 +370,7 @@ def view_init(tensor: Tensor) -> None:
     """Give a view the address of its allocated source."""
     root = tensor.view_src
     assert root is not None and root.buffer is not None and root.data is not None
+    assert tensor.buffer is None
     tensor.buffer = root.buffer
     tensor.data = root.data + tensor.view_offs
     tensor.buffer.init_tensor(tensor)
@@ -341,7 +401,7 @@ def _plan_buffers(tensors: Sequence[Tensor], buft: BufferType) -> list[tuple[int
 
 def tensors_size(tensors: Sequence[Tensor], buft: BufferType) -> int:
     """Bytes that `alloc_tensors` would take; allocates nothing."""
-    return sum(size for size, _ in _plan_buffers(tensors, buft))
+    return buft.alloc_size_n(tensors)
 
 
 def alloc_tensors(tensors: Sequence[Tensor], buft: BufferType) -> Buffer | None:
@@ -349,6 +409,10 @@ def alloc_tensors(tensors: Sequence[Tensor], buft: BufferType) -> Buffer | None:
 
     Raises OutOfMemory; then nothing stays allocated.
     """
+    return buft.alloc_buffer_n(tensors)
+
+
+def _alloc_planned(tensors: Sequence[Tensor], buft: BufferType) -> Buffer | None:
     buffers: list[Buffer] = []
     groups = _plan_buffers(tensors, buft)
     try:

@@ -5,7 +5,7 @@ Names, shapes and operand order are ggml's. Shapes in comments are in ggml's ord
 
 from pyggml import params as p
 from pyggml.dtypes import GGMLType
-from pyggml.ops import GluOp, Op, Precision, RopeMode, TensorFlag, UnaryOp
+from pyggml.ops import GluOp, Op, Precision, RopeMode, UnaryOp
 from pyggml.tensor import Shape, Tensor, dense_strides, padded
 
 F32 = GGMLType.F32
@@ -27,8 +27,6 @@ def _view_of(a: Tensor, ne: Shape, nb: Shape, op: Op, src: tuple[Tensor | None, 
     t = Tensor(a.type, ne, nb, op=op, src=src)
     t.view_src = a.view_src or a
     t.view_offs = a.view_offs
-    if TensorFlag.OUTPUT in a.flags:
-        t.view_src.flags |= TensorFlag.OUTPUT
     if t.view_src.data is not None:
         t.data = t.view_src.data + t.view_offs
     return t
@@ -182,6 +180,8 @@ def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         and ids.ne[3] == 1
         and ids.type in (GGMLType.I64, I32)
         and b.type in (F32, GGMLType.F16)
+        and a.has_contiguous_rows
+        and b.has_contiguous_rows
     )
     _check(ok, Op.SET_ROWS, a, b, ids)
     return _view_of(a, a.ne, a.nb, Op.SET_ROWS, (b, ids, a))
@@ -244,7 +244,8 @@ def view(a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...] = (), offset: int =
         t.data += offset
     t.params = p.ViewParams(offset)
     root = t.view_src
-    _check(root is not None and t.view_offs + t.nbytes <= root.nbytes, Op.VIEW, a, t)
+    assert root is not None
+    _check(t.is_empty or t.view_offs + t.nbytes <= root.nbytes, Op.VIEW, a, t)
     return t.named(f"{a.name} (view)")
 
 
@@ -308,10 +309,10 @@ def flash_attn_ext(
     )
     _check(ok, Op.FLASH_ATTN_EXT, q, k, v)
     if mask is not None:
-        fits = mask.ne[0] == k.ne[1] and mask.ne[1] >= q.ne[1] and q.ne[2] % mask.ne[2] == 0
-        _check(
-            fits and mask.type == GGMLType.F16 and mask.is_contiguous, Op.FLASH_ATTN_EXT, q, mask
-        )
+        fits = mask.ne[0] == k.ne[1] and mask.ne[1] >= q.ne[1]
+        heads = q.ne[2] % mask.ne[2] == 0 and q.ne[3] % mask.ne[3] == 0
+        kind = mask.type == GGMLType.F16 and mask.is_contiguous
+        _check(fits and heads and kind, Op.FLASH_ATTN_EXT, q, mask)
     _check(params.max_bias == 0 or mask is not None, Op.FLASH_ATTN_EXT, q)
     ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
     return Tensor(F32, ne, op=Op.FLASH_ATTN_EXT, src=(q, k, v, mask, sinks), params=params)

@@ -9,6 +9,7 @@ from pyggml.ops import Op, TensorFlag
 from pyggml.tensor import Tensor
 
 _uids = itertools.count(1)
+_COMPUTE = int(TensorFlag.COMPUTE)  # tests on plain integers: IntFlag's operators are slow
 
 
 def next_uid() -> int:
@@ -55,7 +56,7 @@ class Graph:
 
     def _enter(self, tensor: Tensor, compute: bool) -> bool:
         """Mark as visited; True if its sources are still to be visited."""
-        if compute and tensor.op != Op.NONE:
+        if compute and tensor.op != Op.NONE and not int(tensor.flags) & _COMPUTE:
             tensor.flags |= TensorFlag.COMPUTE
         if tensor not in self.use_counts:
             self.use_counts[tensor] = 0
@@ -70,7 +71,7 @@ class Graph:
         stack = [tensor]
         while stack:
             for src in stack.pop().src:
-                if src is not None and src.op != Op.NONE and TensorFlag.COMPUTE not in src.flags:
+                if src is not None and src.op != Op.NONE and not int(src.flags) & _COMPUTE:
                     src.flags |= TensorFlag.COMPUTE
                     stack.append(src)
 

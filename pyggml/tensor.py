@@ -164,11 +164,13 @@ class Tensor:
     # ------------------------------------------------------------ marks
     def named(self, name: str) -> Tensor:
         """Set the name (63 bytes at most, as ggml) and return the tensor."""
-        self.name = name if len(name) < 64 else name.encode()[:63].decode(errors="ignore")
+        short = len(name) < 64 and name.isascii()
+        self.name = name if short else name.encode()[:63].decode(errors="ignore")
         return self
 
     def as_input(self) -> Tensor:
-        """Mark as a graph input: allocated first, lives on the last backend."""
+        """Mark a leaf as a graph input: allocated first, lives on the last backend."""
+        assert self.op == Op.NONE, f"{self!r} is computed: it cannot be an input"
         self.flags |= TensorFlag.INPUT
         return self
 
@@ -186,4 +188,4 @@ class Tensor:
 
 def new_tensor(type: GGMLType, *ne: int, name: str = "") -> Tensor:
     """A fresh packed leaf of one to four dimensions."""
-    return Tensor(type, padded(ne), name=name)
+    return Tensor(type, padded(ne)).named(name)
