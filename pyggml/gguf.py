@@ -207,5 +207,5 @@ def _join_tensors(loaded: Sequence[_Loaded]) -> dict[str, GgufTensor]:
                     f"{file.part.path}: invalid model: tensor {name!r} is duplicated, it is in "
                     f"{loaded[tensors[name].part].part.path} as well"
                 )
-            tensors[name] = replace(tensor, part=i)
+            tensors[name] = replace(tensor, part=i) if i else tensor
     return tensors

@@ -18,7 +18,7 @@ from pyggml.gguf_metadata import Field, Metadata, ValueType
 
 # Python objects are far bigger than their entries in the file: counts are capped as well
 MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 17
+MAX_TENSORS = 1 << 16
 MAX_NESTED_ARRAYS = 1 << 16
 MAX_NESTING = 4
 MAX_KEY_LENGTH = (1 << 16) - 1
@@ -109,10 +109,12 @@ class Cursor:
             self.data = self.part.read(0, min(wanted, self.part.size))
 
     def u32(self, what: str) -> int:
-        return int(_U32.unpack_from(self.data, self.take(4, what))[0])
+        start = self.take(4, what)  # before self.data is looked at: it may replace it
+        return int(_U32.unpack_from(self.data, start)[0])
 
     def u64(self, what: str) -> int:
-        return int(_U64.unpack_from(self.data, self.take(8, what))[0])
+        start = self.take(8, what)
+        return int(_U64.unpack_from(self.data, start)[0])
 
     def count(self, what: str, item_bytes: int, limit: int = MAX_INT64) -> int:
         """A number of items, each of which takes at least `item_bytes` of what is left."""
@@ -248,14 +250,16 @@ def _skip_strings(cursor: Cursor, n: int, what: str) -> npt.NDArray[np.int64]:
     """
     starts = np.empty(n + 1, np.int64)
     length_of, text_of = f"the length of a string in {what}", f"a string in {what}"
-    done, window = 0, _MIN_WINDOW
+    done, window, walk = 0, _MIN_WINDOW, _MIN_WALK
     while done < n:
         links = _guess_links(cursor, n - done, window, text_of)
         starts[done : done + len(links)] = links
         done += len(links)
-        # a window ends inside a string, and a wrong guess must not cost more than the walk
-        window = min(4 * window, _MAX_WINDOW) if len(links) > window // 64 else _MIN_WINDOW
-        stop = min(done + _WALK, n)
+        # look further while guesses are right, and less often while they are wrong
+        good = len(links) > window // 64
+        window = min(4 * window, _MAX_WINDOW) if good else _MIN_WINDOW
+        walk = _MIN_WALK if good else min(2 * walk, _MAX_WALK)
+        stop = min(done + walk, n)
         while done < stop:
             starts[done] = cursor.pos
             cursor.take(cursor.count(length_of, 1), text_of)
@@ -266,7 +270,8 @@ def _skip_strings(cursor: Cursor, n: int, what: str) -> npt.NDArray[np.int64]:
 
 _MIN_WINDOW = 1 << 12
 _MAX_WINDOW = 1 << 20
-_WALK = 16
+_MIN_WALK = 16
+_MAX_WALK = 1 << 12
 
 
 def _guess_links(cursor: Cursor, n: int, window: int, what: str) -> npt.NDArray[np.int64]:
@@ -276,7 +281,7 @@ def _guess_links(cursor: Cursor, n: int, window: int, what: str) -> npt.NDArray[
     with that pattern are proved to be the chain by each one's length leading to the next.
     """
     window = min(window, cursor.left)
-    if n < _WALK or window < 8:
+    if n < _MIN_WALK or window < 8:
         return np.empty(0, np.int64)
     cursor.fill(cursor.pos + window)
     data = np.frombuffer(cursor.data, np.uint8, window, cursor.pos)
@@ -320,20 +325,21 @@ def _read_tensors(
         expected += _pad(tensor.nbytes, alignment)
         tensors[tensor.name] = tensor
     start = _pad(cursor.pos, alignment)
-    return _place(cursor, tensors, start), start + expected
+    _place(cursor, tensors, start)
+    return tensors, start + expected
 
 
-def _place(cursor: Cursor, tensors: dict[str, GgufTensor], start: int) -> dict[str, GgufTensor]:
+def _place(cursor: Cursor, tensors: dict[str, GgufTensor], start: int) -> None:
     """Turn offsets within the data section into offsets within the file."""
-    for tensor in tensors.values():
-        end = start + tensor.offset + tensor.nbytes
-        if end > cursor.part.size:
+    for name, tensor in tensors.items():
+        offset = start + tensor.offset
+        if offset + tensor.nbytes > cursor.part.size:
             raise cursor.error(
-                f"tensor {tensor.name!r} data is not within the file bounds: it ends at byte "
-                f"{end:,} of {cursor.part.size:,}; {DAMAGED}",
-                start + tensor.offset,
+                f"tensor {name!r} data is not within the file bounds: it ends at byte "
+                f"{offset + tensor.nbytes:,} of {cursor.part.size:,}; {DAMAGED}",
+                offset,
             )
-    return {name: replace(t, offset=start + t.offset) for name, t in tensors.items()}
+        tensors[name] = replace(tensor, offset=offset)
 
 
 def _pad(n: int, alignment: int) -> int:

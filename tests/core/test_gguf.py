@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ggml_gguf
 import gguf
@@ -26,6 +26,7 @@ from pyggml.gguf import (
     parse_override,
     parse_overrides,
 )
+from pyggml.gguf_header import Cursor
 
 SCALARS: list[tuple[str, ValueType, Any]] = [
     ("u8", ValueType.UINT8, 255),
@@ -77,7 +78,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, n
         writer.add_key_value(f"a.{key}", [value] * 3, gguf.GGUFValueType.ARRAY, item)
     writer.add_array("nested", [[1, 2], [3], ["x", "yz"]])
     random = np.random.default_rng(0)
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         "token_embd.weight": random.random((6, 32), np.float32),
         "blk.0.ffn_up_exps.weight": random.random((2, 3, 64), np.float32).astype(np.float16),
         "four": random.random((2, 1, 3, 5), np.float32),
@@ -102,7 +103,8 @@ def test_scalars_and_arrays_of_every_type(
         found = model.metadata[f"s.{key}"]
         assert found == value and type(found) is type(value)
         assert model.metadata.type_of(f"s.{key}") is value_type
-        assert list(model.metadata[f"a.{key}"]) == [value] * 3
+        items: Any = model.metadata[f"a.{key}"]
+        assert list(items) == [value] * 3
         assert model.metadata.type_of(f"a.{key}") is ValueType.ARRAY
         assert model.metadata.array_type(f"a.{key}") is value_type
         assert model.metadata.array_len(f"a.{key}") == 3
@@ -110,7 +112,8 @@ def test_scalars_and_arrays_of_every_type(
 
 def test_nested_arrays(written: tuple[Path, Any]) -> None:
     with open_gguf(written[0]) as model:
-        first, second, third = model.metadata["nested"]
+        nested: Any = model.metadata["nested"]
+        first, second, third = nested
         assert (list(first), list(second), third) == ([1, 2], [3], ["x", "yz"])
         assert model.metadata.array_type("nested") is ValueType.ARRAY
 
@@ -212,6 +215,27 @@ def test_a_long_vocabulary_spans_many_reads(metadata: Callable[..., Metadata]) -
     assert keys["after"] == "end"
 
 
+@pytest.mark.parametrize("first_read", [1, 3, 7, 30, 64, 111, 500])
+def test_the_header_may_end_anywhere_in_a_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first_read: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(raw_gguf.sample_file())
+    with open_gguf(path) as model:
+        whole, tensors = {key: model.metadata[key] for key in model.metadata}, model.tensors
+    monkeypatch.setattr(Cursor, "FIRST_READ", first_read)
+    with open_gguf(path) as model:
+        assert repr({key: model.metadata[key] for key in model.metadata}) == repr(whole)
+        assert model.tensors == tensors
+
+
+def test_many_tensors_need_many_reads(write: Callable[[RawGguf], Path]) -> None:
+    tensors = [RawTensor(f"blk.{i}.{'w' * 40}", (1,)) for i in range(15_000)]
+    with open_gguf(write(RawGguf(tensors=tensors))) as model:
+        assert list(model.tensors) == [tensor.name for tensor in tensors]
+        assert min(t.offset for t in model.tensors.values()) > 1 << 20
+
+
 def test_text_that_is_not_utf8_can_be_printed_and_read_raw(
     metadata: Callable[..., Metadata],
 ) -> None:
@@ -290,7 +314,7 @@ def test_array_getters(metadata: Callable[..., Metadata]) -> None:
     assert keys.get_array("bool").dtype == np.bool_
     assert keys.get_strings("none", None) is None
     assert keys.type_label("u32") == "arr[u32,2]" and keys.type_label("scalar") == "u32"
-    for key, getter in [
+    wrong: list[tuple[str, Callable[[str], Any]]] = [
         ("f32", keys.get_ints),
         ("u8", keys.get_ints),
         ("u32", keys.get_floats),
@@ -300,7 +324,8 @@ def test_array_getters(metadata: Callable[..., Metadata]) -> None:
         ("scalar", keys.get_ints),
         ("scalar", keys.array_len),
         ("scalar", keys.array_type),
-    ]:
+    ]
+    for key, getter in wrong:
         with pytest.raises(ModelError, match=f"key {key} has wrong type"):
             getter(key)
     with pytest.raises(ModelError, match="key not found in model: none"):
@@ -495,7 +520,7 @@ def test_a_real_model_reads_like_the_gguf_package(smollm2: Path) -> None:
         names = [key for key in reader.fields if not key.startswith("GGUF.")]
         assert list(model.metadata) == names
         for key in names:
-            field, found = reader.fields[key], model.metadata[key]
+            field, found = reader.fields[key], cast(Any, model.metadata[key])
             if len(field.data) <= 1:
                 assert found == field.contents(), key
             else:
@@ -507,7 +532,7 @@ def test_a_real_model_reads_like_the_gguf_package(smollm2: Path) -> None:
             ours = model.tensors[theirs.name]
             assert ours.ne[: ours.n_dims] == tuple(theirs.shape)
             assert (ours.offset, ours.nbytes) == (theirs.data_offset, theirs.n_bytes)
-            assert ours.type == theirs.tensor_type
+            assert int(ours.type) == theirs.tensor_type
 
 
 @pytest.mark.parametrize("model_name", ["smollm2", "gemma3"])
