@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+# Read when NumPy is first imported, after this file. A BLAS thread that waits for one whose core
+# another test worker has is several times slower than one thread alone.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-it-Q4_K_M.gguf"
 

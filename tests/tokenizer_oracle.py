@@ -69,7 +69,7 @@ SIGNATURES = {
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """The shared library inside the wheel, with typed functions; skips the test when missing."""
     wheel = pytest.importorskip("xllamacpp.xllamacpp")
     library = ctypes.CDLL(wheel.__file__)
@@ -86,7 +86,7 @@ class LlamaVocab:
     """The vocabulary of one GGUF file as llama.cpp sees it."""
 
     def __init__(self, path: Path) -> None:
-        self._c = _library()
+        self._c = library()
         params = self._c.llama_model_default_params()
         params.vocab_only = True
         self._model = self._c.llama_model_load_from_file(str(path).encode(), params)

@@ -1,0 +1,338 @@
+"""Tiny random GGUF models, one row per architecture: a fixed seed gives a fixed file.
+
+No two dimensions of a model are equal, so that a transposed or swapped shape is seen. The gains
+make hidden states, attention scores and logits about as spread as in a trained model: a wrong
+scale, mask or rope is then visible in the output distribution.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from ggml_oracle import base, ggml_quantize_file
+from numpy.typing import NDArray
+
+from pyggml.dtypes import GGMLType
+
+Scalar = bool | int | float | str
+
+# Rows of K-quants are multiples of 256; the other types have blocks of 32 at most.
+SMALL = {"n_embd": 128, "n_head": 6, "n_head_kv": 2, "head_dim": 32, "n_ff": 160}
+WIDE = {"n_embd": 256, "n_head": 8, "n_head_kv": 2, "head_dim": 64, "n_ff": 768}
+
+# Matrices in ggml order: columns (the inputs) first.
+MATRICES = {
+    "token_embd": ("n_embd", "n_vocab"),
+    "output": ("n_embd", "n_vocab"),
+    "attn_q": ("n_embd", "n_q"),
+    "attn_k": ("n_embd", "n_kv"),
+    "attn_v": ("n_embd", "n_kv"),
+    "attn_output": ("n_q", "n_embd"),
+    "ffn_gate": ("n_embd", "n_ff"),
+    "ffn_up": ("n_embd", "n_ff"),
+    "ffn_down": ("n_ff", "n_embd"),
+}
+NORMS = {
+    "output_norm": "n_embd",
+    "attn_norm": "n_embd",
+    "attn_q_norm": "head_dim",
+    "attn_k_norm": "head_dim",
+    "post_attention_norm": "n_embd",
+    "ffn_norm": "n_embd",
+    "post_ffw_norm": "n_embd",
+}
+# Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
+# by 2, which leaves about a tenth of the vocabulary likely.
+GAINS = {"token_embd": 2.0, "output": 2.0}
+
+ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
+DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+TIED = ("token_embd", "output_norm")
+UNTIED = (*TIED, "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """What a GGUF file of one architecture holds."""
+
+    vocab: str  # a row of VOCABS
+    top: tuple[str, ...]  # tensors outside the layers
+    layer: tuple[str, ...]  # tensors of each layer
+    metadata: Mapping[str, Scalar]  # "<arch>." keys beyond the common ones
+    n_layer: int = 2
+    gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
+    square: bool = False  # the heads must add up to n_embd
+
+
+ARCHS = {
+    "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
+    "qwen2": Arch("qwen2", UNTIED, (*DENSE, *QKV_BIAS), {"rope.freq_base": 1e6}, square=True),
+    "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
+    # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
+    # the full layers scale their positions
+    "gemma3": Arch(
+        "spm",
+        TIED,
+        (*DENSE, *HEAD_NORMS, *POST_NORMS),
+        {
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": 3,
+        },
+        n_layer=4,
+        # the scaled embedding would outweigh the layers, and each token predict itself
+        gains={"token_embd": 0.5, "output_norm": 4.0},
+    ),
+}
+
+# name -> architecture and the arguments of write_tiny that make it
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ARCHS},
+    "llama-rope_freqs": ("llama", {"extra": ("rope_freqs",)}),
+    "llama-tied": ("llama", {"omit": ("output",)}),
+    "llama-biases": ("llama", {"extra": (*QKV_BIAS, "attn_output.bias")}),
+    "gemma3-softcap": ("gemma3", {"metadata": {"final_logit_softcapping": 4.0}}),
+}
+
+
+def write_tiny(
+    path: Path,
+    arch: str,
+    *,
+    weight_type: str = "F32",
+    seed: int = 0,
+    extra: tuple[str, ...] = (),
+    omit: tuple[str, ...] = (),
+    types: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Scalar] | None = None,
+    **dims: int,
+) -> Path:
+    """Write a random model of `arch` with matrices of `weight_type` to `path`; returns `path`.
+
+    `extra` and `omit` change the tensors of the row, `types` gives single matrices another type
+    (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets "<arch>." keys and `dims`
+    replaces dimensions such as n_layer.
+    """
+    row, types = ARCHS[arch], types or {}
+    vocab = VOCABS[row.vocab]()
+    size = dimensions(row, {weight_type, *types.values()}, len(vocab.tokens), dims)
+    writer = gguf.GGUFWriter(path, arch)
+    add = functools.partial(add_metadata, writer)
+    for key, value in {**common_metadata(size), **row.metadata, **(metadata or {})}.items():
+        add(f"{arch}.{key}", value)
+    for key, value in vocab.metadata.items():
+        add(f"tokenizer.{key}", value)
+    gains = {**GAINS, **row.gains}
+    for name in tensor_names(row, size["n_layer"], extra, omit):
+        base = name.removesuffix(".weight")
+        chosen = types.get(base, types.get(base.split(".")[-1], weight_type))
+        add_tensor(writer, name, random_tensor(name, size, gains, seed), chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def dimensions(
+    row: Arch, types: set[str], n_vocab: int, chosen: Mapping[str, int]
+) -> dict[str, int]:
+    """All sizes that shapes are made of."""
+    block = max(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in types)
+    size = {"n_layer": row.n_layer, **(WIDE if block > 32 else SMALL)}
+    if unknown := chosen.keys() - size.keys():
+        raise ValueError(f"unknown dimension {sorted(unknown)}; there are {sorted(size)}")
+    size |= chosen
+    if row.square:
+        size["n_head"] = size["n_embd"] // size["head_dim"]
+    size["n_q"] = size["n_head"] * size["head_dim"]
+    size["n_kv"] = size["n_head_kv"] * size["head_dim"]
+    return {**size, "n_vocab": n_vocab}
+
+
+def common_metadata(size: Mapping[str, int]) -> dict[str, Scalar]:
+    """The keys that every architecture has."""
+    return {
+        "vocab_size": size["n_vocab"],
+        "context_length": 4096,
+        "embedding_length": size["n_embd"],
+        "block_count": size["n_layer"],
+        "feed_forward_length": size["n_ff"],
+        "attention.head_count": size["n_head"],
+        "attention.head_count_kv": size["n_head_kv"],
+        "attention.key_length": size["head_dim"],
+        "attention.value_length": size["head_dim"],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": size["head_dim"],
+    }
+
+
+def tensor_names(
+    row: Arch, n_layer: int, extra: tuple[str, ...], omit: tuple[str, ...]
+) -> Iterator[str]:
+    """Full names in the order of the file."""
+    top = (*row.top, *(part for part in extra if part == "rope_freqs"))
+    layer = (*row.layer, *(part for part in extra if part != "rope_freqs"))
+    for prefix, parts in (("", top), *((f"blk.{il}.", layer) for il in range(n_layer))):
+        for part in parts:
+            if part not in omit:
+                yield prefix + (part if part.endswith(".bias") else f"{part}.weight")
+
+
+def random_tensor(
+    name: str, size: Mapping[str, int], gains: Mapping[str, float], seed: int
+) -> NDArray[np.float32]:
+    """Values that depend on the seed and the name only, not on the other tensors of the model."""
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    *_, part, kind = name.split(".")
+    if part == "rope_freqs":
+        return rope_factors(size["head_dim"] // 2)
+    gain = gains.get(part, 1.0)
+    shape = [size[dim] for dim in reversed(MATRICES.get(part, ()))]
+    if part in NORMS:
+        values = gain * (1 + 0.1 * random.standard_normal(size[NORMS[part]]))
+    elif kind == "bias":
+        values = 0.3 * random.standard_normal(shape[:-1])
+    else:
+        values = gain / math.sqrt(shape[-1]) * random.standard_normal(shape)
+    return values.astype(np.float32)
+
+
+def rope_factors(n_pairs: int) -> NDArray[np.float32]:
+    """Divisors of the rope frequencies as in Llama 3.1: 1 for fast pairs, 8 for slow ones."""
+    return np.clip(np.linspace(-3, 12, n_pairs), 1, 8).astype(np.float32)
+
+
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Scalar | list[Any]) -> None:
+    """Add one key with the GGUF type that llama.cpp wants for such a value."""
+    kinds: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    kinds[type(value)](key, value)
+
+
+def add_tensor(
+    writer: gguf.GGUFWriter, name: str, data: NDArray[np.float32], type_name: str
+) -> None:
+    """Add one tensor; vectors stay F32, as in every real model."""
+    if data.ndim == 1 or type_name == "F32":
+        writer.add_tensor(name, data)
+    else:
+        raw_dtype = gguf.GGMLQuantizationType[type_name]
+        writer.add_tensor(name, quantize(data, GGMLType[type_name]), raw_dtype=raw_dtype)
+
+
+def quantize(data: NDArray[np.float32], kind: GGMLType) -> NDArray[np.uint8]:
+    """Rows of `data` as ggml itself quantizes them: `gguf` cannot write K-quants.
+
+    Types that demand an importance matrix get one that finds all columns equally important.
+    """
+    *outer, n_in = data.shape
+    needs_importance = base().ggml_quantize_requires_imatrix(kind)
+    importance = np.ones(n_in, np.float32) if needs_importance else None
+    return ggml_quantize_file(data.reshape(-1, n_in), kind, importance).reshape(*outer, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """Tokens in the order of their ids, and the "tokenizer." keys."""
+
+    tokens: list[str]
+    metadata: dict[str, Any]
+
+
+# In order of rank; each is two earlier tokens (or letters), a space being written as "_".
+MERGES = (
+    "_ t|h e|a n|i n|_t he|_ a|r e|o n|e r|an d|_a nd|_ s|_ w|e n|in g|o r|_ o|_o f|i s|_ b|a t"
+    "|e s|_ c|i t|_t o|_ f|_ i|_i n|o u|_ y|_y ou|l l|e d|h a|_w or|l d|_wor ld|H e|ll o|He llo"
+)
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TURNS = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>"
+    "{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def bpe(pre: str, add_bos: bool) -> Vocab:
+    """Byte-level BPE: the 256 bytes, the merges, four control tokens."""
+    merges = MERGES.replace("_", letter_of_byte(ord(" "))).split("|")
+    control = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
+    normal = [letter_of_byte(byte) for byte in range(256)]
+    normal += [merge.replace(" ", "") for merge in merges]
+    n = len(normal)
+    metadata = {
+        "ggml.model": "gpt2",
+        "ggml.pre": pre,
+        "ggml.tokens": normal + control,
+        "ggml.token_type": [NORMAL] * n + [CONTROL] * len(control),
+        "ggml.merges": merges,
+        "ggml.bos_token_id": n,
+        "ggml.eos_token_id": n + 3,
+        "ggml.add_bos_token": add_bos,
+        "chat_template": CHATML,
+    }
+    return Vocab(normal + control, metadata)
+
+
+def letter_of_byte(byte: int) -> str:
+    """The visible letter that stands for a byte in a GPT-2 vocabulary.
+
+    Printable Latin-1 bytes stand for themselves, the 68 others for U+0100 onwards.
+    """
+    hidden = [*range(33), *range(127, 161), 173]
+    return chr(256 + hidden.index(byte)) if byte in hidden else chr(byte)
+
+
+def spm() -> Vocab:
+    """SentencePiece: control tokens, byte fallback, common letters, merges by score."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    merged = [merge.replace(" ", "") for merge in MERGES.split("|")]
+    pieces = [piece.replace("_", "\u2581") for piece in (*merged, *"_abcdefghiklmnoprstuvwyH,.")]
+    kinds = [CONTROL] * len(control) + [BYTE] * 256 + [NORMAL] * len(pieces)
+    kinds[control.index("<unk>")] = UNKNOWN
+    unscored = [0.0] * (len(control) + 256)
+    metadata = {
+        "ggml.model": "llama",
+        "ggml.pre": "default",
+        "ggml.tokens": control + fallback + pieces,
+        "ggml.scores": unscored + [-float(rank) for rank in range(len(pieces))],
+        "ggml.token_type": kinds,
+        "ggml.bos_token_id": control.index("<bos>"),
+        "ggml.eos_token_id": control.index("<eos>"),
+        "ggml.unknown_token_id": control.index("<unk>"),
+        "ggml.padding_token_id": control.index("<pad>"),
+        "ggml.add_bos_token": True,
+        "ggml.add_space_prefix": False,
+        "chat_template": TURNS,
+    }
+    return Vocab(control + fallback + pieces, metadata)
+
+
+VOCABS: dict[str, Callable[[], Vocab]] = {
+    "llama-bpe": functools.partial(bpe, "llama-bpe", add_bos=True),
+    "qwen2": functools.partial(bpe, "qwen2", add_bos=False),
+    "spm": spm,
+}
