@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 from gguf import quants
-from numpy.typing import NDArray
 
 TARGET = Path(__file__).parents[2] / "pyggml" / "iq_grids.npz"
-SOURCES = {
+SOURCES: dict[str, tuple[Any, type]] = {
     "iq1_s": (quants.IQ1_S, np.int8),
     "iq2_xxs": (quants.IQ2_XXS, np.uint8),
     "iq2_xs": (quants.IQ2_XS, np.uint8),
@@ -21,8 +20,8 @@ SOURCES = {
 }
 
 
-def make() -> dict[str, NDArray[Any]]:
-    """Every grid: [indices, values per index]."""
+def make() -> dict[str, Any]:
+    """Every grid as an array: [indices, values per index]."""
     grids = {}
     for name, (source, dtype) in SOURCES.items():
         source.init_grid()
