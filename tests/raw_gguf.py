@@ -9,6 +9,23 @@ import numpy as np
 from pyggml.dtypes import GGMLType
 from pyggml.gguf import ValueType
 
+# a value of every type, by the name gguf prints
+SCALARS: list[tuple[str, ValueType, Any]] = [
+    ("u8", ValueType.UINT8, 255),
+    ("i8", ValueType.INT8, -128),
+    ("u16", ValueType.UINT16, 65535),
+    ("i16", ValueType.INT16, -32768),
+    ("u32", ValueType.UINT32, 2**32 - 1),
+    ("i32", ValueType.INT32, -(2**31)),
+    ("f32", ValueType.FLOAT32, -0.15625),
+    ("bool", ValueType.BOOL, True),
+    ("no", ValueType.BOOL, False),
+    ("str", ValueType.STRING, "Grüße\n😀"),
+    ("u64", ValueType.UINT64, 2**64 - 1),
+    ("i64", ValueType.INT64, -(2**63)),
+    ("f64", ValueType.FLOAT64, 1e300),
+]
+
 # struct codes by value type id; strings and arrays are written by hand
 CODES = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIifBQqd", strict=True))
 

@@ -49,9 +49,6 @@ def tensors_only(*tensors: RawTensor, count: int | None = None) -> bytes:
     return RawGguf(tensors=list(tensors), n_tensors=count).build()
 
 
-# --- not a GGUF file at all --------------------------------------------------------------------
-
-
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(GgufError, match=r"none\.gguf: no such file"):
         open_gguf(tmp_path / "none.gguf")
@@ -110,9 +107,6 @@ def test_big_endian_is_named(refuse: Refuse, version: int) -> None:
     content = b"GGUF" + struct.pack(">IQQ", version, 0, 1) + bytes(64)
     message = refuse(content)
     assert f"version {version} with big-endian byte order" in message
-
-
-# --- cut files ---------------------------------------------------------------------------------
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -216,9 +210,6 @@ def test_array_lengths_that_lie(refuse: Refuse, item: ValueType, count: int) -> 
     assert "in key 'a'" in message and f"{count:,}" in message
 
 
-# --- keys and values ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("second", [raw_gguf.u32("same", 1), raw_gguf.text("same", "x")])
 def test_duplicate_keys(refuse: Refuse, second: bytes) -> None:
     assert "key 'same' is duplicated" in refuse(keys_only(raw_gguf.u32("same", 1), second))
@@ -306,9 +297,6 @@ def test_a_giant_alignment_is_no_giant_seek(refuse: Refuse) -> None:
     assert "tensor 't' data is not within the file bounds" in refuse(content)
 
 
-# --- tensors -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n_dims", [0, 5, 6, 2**31, 2**32 - 1])
 def test_number_of_dimensions(refuse: Refuse, n_dims: int) -> None:
     message = refuse(tensors_only(RawTensor("t", (1,) * min(n_dims, 6), n_dims=n_dims)))
@@ -378,180 +366,6 @@ def test_offsets_must_be_consecutive(refuse: Refuse, offset: int) -> None:
 def test_tensors_must_not_overlap_or_leave_gaps(refuse: Refuse, offset: int) -> None:
     message = refuse(tensors_only(RawTensor("a"), RawTensor("b", offset=offset)))
     assert f"tensor 'b' has data offset {offset:,}, expected 32" in message
-
-
-# --- split models ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def split(tmp_path: Path) -> Callable[..., list[Path]]:
-    """Write the parts of a split model under their usual names."""
-
-    def write(files: list[bytes]) -> list[Path]:
-        n = len(files)
-        paths = [tmp_path / f"model-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
-        for path, content in zip(paths, files, strict=True):
-            path.write_bytes(content)
-        return paths
-
-    return write
-
-
-Split = Callable[[list[bytes]], list[Path]]
-
-
-@pytest.mark.parametrize("count", [2, 3, 70])
-def test_parts_are_found_from_the_first(split: Split, count: int) -> None:
-    paths = split(raw_gguf.split_files(count, tensors_per_part=2))
-    with open_gguf(paths[0]) as model:
-        assert [part.path for part in model.parts] == paths
-        assert list(model.tensors) == [f"blk.{i}.w" for i in range(2 * count)]
-        for i, (name, tensor) in enumerate(model.tensors.items()):
-            assert tensor.part == i // 2
-            assert bytes(model.data(name)) == raw_gguf.pattern((4, 3), i)
-        assert model.nbytes == 2 * count * 48
-        assert model.metadata.get_str("general.architecture") == "llama"
-
-
-def test_a_first_part_without_tensors(split: Split) -> None:
-    files = raw_gguf.split_files(2)
-    keys = [raw_gguf.u16("split.no", 0), raw_gguf.u16("split.count", 2)]
-    files[0] = RawGguf([*keys, raw_gguf.i32("split.tensors.count", 1)]).build()
-    with open_gguf(split(files)[0]) as model:
-        assert model.tensors["blk.1.w"].part == 1
-
-
-def test_a_late_part_names_the_first(split: Split, tmp_path: Path) -> None:
-    paths = split(raw_gguf.split_files(3))
-    for i in (1, 2):
-        with pytest.raises(GgufError) as caught:
-            open_gguf(paths[i])
-        assert f"part {i + 1} of 3" in str(caught.value)
-        assert f"open its first part, {paths[0]}" in str(caught.value)
-    renamed = paths[1].rename(tmp_path / "other.gguf")
-    with pytest.raises(GgufError, match=r"first part, whose name .* in -00001-of-00003\.gguf"):
-        open_gguf(renamed)
-
-
-def test_listed_parts_are_ordered_by_their_metadata(split: Split, tmp_path: Path) -> None:
-    paths = split(raw_gguf.split_files(3))
-    names = [paths[0].rename(tmp_path / "z.gguf"), paths[1].rename(tmp_path / "a.gguf"), paths[2]]
-    for order in ([2, 0, 1], [1, 2, 0], [0, 1, 2]):
-        shuffled = [names[i] for i in order]
-        with open_gguf(shuffled[0], splits=shuffled) as model:
-            assert [part.path for part in model.parts] == names
-            assert model.path == names[0]
-            assert bytes(model.data("blk.1.w")) == raw_gguf.pattern((4, 3), 1)
-
-
-def test_listed_parts_must_be_all(split: Split, tmp_path: Path) -> None:
-    paths = split(raw_gguf.split_files(3))
-    with pytest.raises(GgufError, match="invalid split count, given: 2 files, but expected 3"):
-        open_gguf(paths[0], splits=paths[:2])
-    with pytest.raises(GgufError, match="invalid split file index: 2, expected 1"):
-        copy = tmp_path / "copy.gguf"
-        copy.write_bytes(paths[2].read_bytes())
-        open_gguf(paths[0], splits=[paths[2], copy])
-    alone = tmp_path / "alone.gguf"
-    alone.write_bytes(raw_gguf.sample_file())
-    with pytest.raises(GgufError, match="given: 2 files, but expected 1"):
-        open_gguf(alone, splits=[alone, paths[0]])
-
-
-def test_a_renamed_first_part(split: Split, tmp_path: Path) -> None:
-    path = split(raw_gguf.split_files(2))[0].rename(tmp_path / "model.gguf")
-    with pytest.raises(GgufError, match=r"invalid split file name.*-00001-of-00002\.gguf"):
-        open_gguf(path)
-
-
-def test_a_missing_part(split: Split) -> None:
-    paths = split(raw_gguf.split_files(3))
-    paths[1].unlink()
-    with pytest.raises(GgufError, match="00002-of-00003.gguf: part 2 of 3 is missing"):
-        open_gguf(paths[0])
-
-
-def test_a_wrong_part_under_the_right_name(split: Split) -> None:
-    files = raw_gguf.split_files(3)
-    files[1], files[2] = files[2], files[1]
-    paths = split(files)
-    with pytest.raises(GgufError, match="invalid split file index: 2, expected 1"):
-        open_gguf(paths[0])
-    paths[1].write_bytes(raw_gguf.sample_file())
-    with pytest.raises(GgufError, match="invalid split file index: none, expected 1"):
-        open_gguf(paths[0])
-
-
-@pytest.mark.parametrize("name", ["model-00001-of-00003.gguf", "joined.gguf"])
-def test_parts_joined_with_cat(refuse: Refuse, tmp_path: Path, name: str) -> None:
-    files = raw_gguf.split_files(3)
-    (tmp_path / name).write_bytes(b"".join(files))
-    with pytest.raises(GgufError, match="joined byte by byte; merge them with"):
-        open_gguf(tmp_path / name)
-    assert "joined byte by byte" in refuse(files[1] + files[2])
-
-
-def test_the_same_tensor_in_two_parts(split: Split) -> None:
-    files = raw_gguf.split_files(2)
-    paths = split([files[0], files[1].replace(b"blk.1.w", b"blk.0.w")])
-    with pytest.raises(GgufError) as caught:
-        open_gguf(paths[0])
-    assert f"{paths[1]}: invalid model: tensor 'blk.0.w' is duplicated" in str(caught.value)
-    assert str(paths[0]) in str(caught.value)
-
-
-@pytest.mark.parametrize("wrong", [2, 4, 0, -1])
-def test_a_wrong_total_of_tensors(split: Split, wrong: int) -> None:
-    files = raw_gguf.split_files(3)
-    right = raw_gguf.i32("split.tensors.count", 3)
-    files[0] = files[0].replace(right, raw_gguf.i32("split.tensors.count", wrong))
-    with pytest.raises(GgufError, match=f"corrupted model: {wrong} tensors expected but 3 found"):
-        open_gguf(split(files)[0])
-
-
-@pytest.mark.parametrize("key", ["split.no", "split.count", "split.tensors.count"])
-def test_split_keys_of_a_wrong_type(split: Split, key: str) -> None:
-    numbers = {"split.no": 0, "split.count": 2, "split.tensors.count": 2}
-    keys = {
-        "split.no": raw_gguf.u16("split.no", 0),
-        "split.count": raw_gguf.u16("split.count", 2),
-        "split.tensors.count": raw_gguf.i32("split.tensors.count", 2),
-    }
-    keys[key] = raw_gguf.u32(key, numbers[key])
-    files = raw_gguf.split_files(2)
-    files[0] = RawGguf(list(keys.values()), [RawTensor("blk.0.w")]).build()
-    with pytest.raises(ModelError, match=f"key {key} has wrong type u32 but expected type [ui]"):
-        open_gguf(split(files)[0])
-
-
-def test_a_damaged_later_part_is_named(split: Split) -> None:
-    paths = split(raw_gguf.split_files(3))
-    os.truncate(paths[2], paths[2].stat().st_size - 40)
-    with pytest.raises(GgufError, match="00003-of-00003.gguf: tensor 'blk.2.w' data is not within"):
-        open_gguf(paths[0])
-
-
-# --- model keys --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        raw_gguf.text("llama.block_count", "4"),
-        raw_gguf.pair("llama.block_count", ValueType.FLOAT32, struct.pack("<f", 4)),
-        raw_gguf.i32("llama.block_count", -4),
-        raw_gguf.pair("llama.block_count", ValueType.ARRAY, raw_gguf.array(ValueType.UINT32, [4])),
-        None,
-    ],
-    ids=["string", "float", "negative", "array", "missing"],
-)
-def test_a_required_key_that_is_missing_or_mistyped(tmp_path: Path, pair: bytes | None) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(keys_only(*([pair] if pair else [])))
-    with open_gguf(path) as model, pytest.raises(ModelError) as caught:
-        model.metadata.get_int("llama.block_count")
-    message = str(caught.value)
-    assert "llama.block_count" in message and "expected" in message and "u32" in message
 
 
 def test_tensor_data_is_not_judged_by_the_reader(tmp_path: Path) -> None:
