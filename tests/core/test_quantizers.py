@@ -89,8 +89,7 @@ def test_mxfp4_exponent_next_to_powers_of_two() -> None:
 
 def test_nvfp4_every_scale() -> None:
     largest = np.concatenate([np.linspace(0, 0.2, 500), np.geomspace(1e-3, 4000, 2000)])
-    x = np.repeat(largest.astype(np.float32)[:, None], 64, axis=1) * np.linspace(-1, 1, 64)
-    x = x.astype(np.float32)
+    x = np.outer(largest, np.linspace(-1, 1, 64)).astype(np.float32)
     np.testing.assert_array_equal(quantize(x, T.NVFP4), ggml_quantize(x, T.NVFP4))
 
 
