@@ -1,0 +1,114 @@
+"""From flag values to the library's parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.errors import UserError
+from pyggml.gguf import parse_overrides
+from pyggml.llama.api import Llama, load
+from pyggml.llama.loader import Progress
+from pyggml.llama.sampling import (
+    SamplingParams,
+    model_defaults,
+    parse_logit_bias,
+    parse_samplers,
+    parse_sampling_seq,
+)
+from pyggml.llama.session import GenerateParams
+from pyggml.tools.inputs import read_text, unescape
+from pyggml.tools.options import section
+
+
+def load_model(values: Mapping[str, Any], progress: Progress) -> Llama:
+    """Load what the flags describe."""
+    if "model" not in values:
+        raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
+    overrides = [o for text in values.get("override_kv", ()) for o in parse_overrides(text)]
+    return load(
+        values["model"],
+        progress=progress,
+        override_kv=overrides,
+        chat_template=_template(values),
+        jinja=values.get("jinja", True),
+        **section(values, "model"),
+        **_context(values),
+        **_rope(values),
+    )
+
+
+def _context(values: Mapping[str, Any]) -> dict[str, Any]:
+    context = section(values, "context")
+    for name in ("n_threads", "n_threads_batch"):
+        # llama.cpp: 0 and below mean "all cores"
+        if name in context:
+            context[name] = max(0, context[name])
+    return context
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    rope = section(values, "rope")
+    if "rope_scale" in values:
+        if values["rope_scale"] <= 0:
+            raise UserError(f"--rope-scale {values['rope_scale']}: it must be positive")
+        rope.setdefault("freq_scale", 1.0 / values["rope_scale"])
+    return rope
+
+
+def _template(values: Mapping[str, Any]) -> str | None:
+    if "chat_template" in values and "chat_template_file" in values:
+        raise UserError("--chat-template and --chat-template-file contradict each other")
+    if "chat_template_file" in values:
+        return read_text(values["chat_template_file"], "--chat-template-file")
+    template: str | None = values.get("chat_template")
+    return template
+
+
+def sampling(values: Mapping[str, Any], metadata: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters: given ones, else the model's own, else llama.cpp's defaults."""
+    given = section(values, "sampling")
+    if "samplers" in values and "sampling_seq" in values:
+        raise UserError("--samplers and --sampling-seq contradict each other: give one of them")
+    if "samplers" in values:
+        given["samplers"] = parse_samplers(values["samplers"])
+    if "sampling_seq" in values:
+        given["samplers"] = parse_sampling_seq(values["sampling_seq"])
+    if "logit_bias" in values:
+        given["logit_bias"] = dict(parse_logit_bias(text) for text in values["logit_bias"])
+    breakers = values.get("dry_sequence_breaker")
+    if breakers:
+        given["dry_sequence_breakers"] = tuple(unescape(b) for b in breakers if b != "none")
+    return SamplingParams(**{**model_defaults(metadata), **given})
+
+
+def generation(values: Mapping[str, Any]) -> GenerateParams:
+    """When generation ends."""
+    stop = values.get("stop", ())
+    if values.get("escape", True):
+        stop = tuple(unescape(s) for s in stop)
+    return GenerateParams(stop=tuple(stop), **section(values, "generate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the tool itself decides by."""
+
+    display_prompt: bool
+    verbose_prompt: bool
+    perf: bool
+    conversation: bool | None  # None: on a terminal, if the model has a template
+    single_turn: bool
+    multiline: bool
+    verbose: bool
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> "Options":
+        return Options(
+            display_prompt=values.get("display_prompt", True),
+            verbose_prompt=values.get("verbose_prompt", False),
+            perf=values.get("perf", True),
+            conversation=values.get("conversation"),
+            single_turn=values.get("single_turn", False),
+            multiline=values.get("multiline", False),
+            verbose=values.get("verbose", False),
+        )
