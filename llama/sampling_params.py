@@ -74,11 +74,15 @@ def parse_samplers(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _canonical(name: str) -> str:
-    key = name.strip().lower().replace("-", "_")
-    key = ALIASES.get(key, key)
+    key = _spelled(name)
     if key not in SAMPLERS:
         raise ConfigError(f"unknown sampler {name.strip()!r}; known: {', '.join(SAMPLERS)}")
     return key
+
+
+def _spelled(name: str) -> str:
+    key = name.strip().lower().replace("-", "_")
+    return ALIASES.get(key, key)
 
 
 def parse_sampling_seq(letters: str) -> tuple[str, ...]:
@@ -212,5 +216,6 @@ def model_defaults(metadata: Mapping[str, object]) -> dict[str, Any]:
             found[name] = int(number) if name in _INTEGERS else number
     sequence = metadata.get("general.sampling.sequence")
     if isinstance(sequence, str):
-        found["samplers"] = parse_samplers(sequence)
+        # a file may be newer than this program: its unknown names must not stop the model
+        found["samplers"] = tuple(s for s in map(_spelled, sequence.split(";")) if s in SAMPLERS)
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pytest
 
 
 class TokenData(ctypes.Structure):
@@ -76,9 +77,7 @@ _SYMBOLS = {
 
 @cache
 def library() -> ctypes.CDLL:
-    import xllamacpp.xllamacpp as module
-
-    lib = ctypes.CDLL(module.__file__)
+    lib = ctypes.CDLL(pytest.importorskip("xllamacpp.xllamacpp").__file__)
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, _SYMBOLS.get(name, f"llama_sampler_init_{name}"))
         function.argtypes = arguments

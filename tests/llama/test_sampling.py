@@ -166,7 +166,7 @@ def test_a_model_file_sets_defaults() -> None:
         "general.sampling.temp": np.float32(0.5),
         "general.sampling.top_k": np.int32(7),
         "general.sampling.penalty_repeat": 1.2,
-        "general.sampling.sequence": "top-k;temp",
+        "general.sampling.sequence": "top-k;from_the_future;temp",
         "general.name": "x",
     }
     params = SamplingParams(**model_defaults(metadata))

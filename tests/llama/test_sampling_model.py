@@ -1,13 +1,12 @@
 """Our chain and llama.cpp's on the next-token distributions of a real model."""
 
-import json
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp_server import RealServer
 
 from pyggml.llama.sampling import SamplingParams, VocabInfo, make_chain, parse_samplers
 
@@ -18,22 +17,12 @@ Ask = Callable[..., Any]
 @pytest.fixture(scope="module")
 def ask(smollm2: Path) -> Ask:
     """One token of llama.cpp for a prompt: the answer of its /completion route."""
-    xllamacpp = pytest.importorskip("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(smollm2)
-    params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
-    params.cpuparams.n_threads = 1
-    server = xllamacpp.Server(params)
+    server = RealServer(smollm2)
 
     def post(prompt: str, **fields: object) -> Any:
-        body = {"prompt": prompt, "n_predict": 1, "n_probs": 1, **fields}
-        request = urllib.request.Request(
-            f"{server.listening_address}/completion",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+        return server.post(
+            "/completion", {"prompt": prompt, "n_predict": 1, "n_probs": 1, **fields}
         )
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)
 
     return post
 
