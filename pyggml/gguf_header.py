@@ -2,6 +2,10 @@
 
 A file may be damaged or hostile: no count, length or offset in it is believed before it has been
 compared with the bytes the file really has, so neither time nor memory exceed what its size allows.
+
+Where readers differ: tensors with a zero dimension load as empty ones, but there is no tensor of
+zero dimensions; alignment is any power of two; tensor data is consecutive, as ggml insists;
+arrays of arrays are read, which ggml does not do; keys and tensor names must be printable text.
 """
 
 import math
