@@ -43,7 +43,7 @@ def library(name: str) -> ctypes.CDLL:
     folders = list(spec.submodule_search_locations or []) if spec else []
     for pattern in (f"lib*/lib{name}.so", f"lib*/lib{name}.dylib", f"**/{name}.dll"):
         for path in (p for folder in folders for p in Path(folder).glob(pattern)):
-            return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
     pytest.skip(f"no {name} library: pip install libggml-python")
 
 

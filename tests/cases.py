@@ -1,0 +1,20 @@
+"""The operation cases, as data: every backend's tests run them against the reference.
+
+In a case `x(...)` makes a leaf of uniform values, `x.ids`, `x.mask` and others special ones
+(op_case.py). Shapes are in ggml's order. Prime and unequal sizes show swapped dimensions and wrong
+tails.
+"""
+
+import cases_attention
+import cases_elementwise
+import cases_products
+import cases_rows
+from op_case import Case
+
+CASES: list[Case] = [
+    *cases_elementwise.CASES,
+    *cases_rows.CASES,
+    *cases_attention.CASES,
+    *cases_products.CASES,
+]
+assert len({case.name for case in CASES}) == len(CASES), "two cases of one name"
