@@ -7,19 +7,22 @@ kernel, cut into chunks. The table below is what `CpuDevice.supports_op` looks a
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """A piece of the plan's own memory (quantized activations), resolved when the plan is laid."""
+    """A piece of the plan's own memory (quantized activations); compared by identity.
 
-    offset: int
+    It gets its place when the plan is laid out, and keeps it from the first to the last step
+    that names it.
+    """
+
     nbytes: int
 
 
@@ -40,15 +43,27 @@ class PlanContext:
     """What lowerings may ask of the plan under construction."""
 
     n_threads: int
-    work_size: int = 0
-    # activations already quantized in this plan: (tensor, format) -> where
-    quantized: dict[tuple[Tensor, str], Work] | None = None
+    # activations already quantized in this plan: root tensor -> (view, format) -> where
+    _quantized: dict[Tensor, dict[object, Work]] = field(default_factory=dict)
 
     def work(self, nbytes: int) -> Work:
-        """Reserve plan memory (64-byte aligned)."""
-        piece = Work(self.work_size, nbytes)
-        self.work_size += -(-nbytes // 64) * 64
-        return piece
+        """Plan memory (64-byte aligned)."""
+        return Work(nbytes)
+
+    def quantized(self, tensor: Tensor, form: Hashable) -> Work | None:
+        """What an earlier node kept of these values in a form; None: nothing, or out of date."""
+        kept = self._quantized.get(tensor.view_src or tensor, {})
+        return kept.get((tensor.view_offs, tensor.ne, tensor.nb, form))
+
+    def keep_quantized(self, tensor: Tensor, form: Hashable, work: Work) -> None:
+        """Offer a converted copy of a tensor to later nodes."""
+        kept = self._quantized.setdefault(tensor.view_src or tensor, {})
+        kept[tensor.view_offs, tensor.ne, tensor.nb, form] = work
+
+    def written(self, node: Tensor) -> None:
+        """A node has written to the memory of node.view_src: copies of it are out of date."""
+        if node.view_src is not None:
+            self._quantized.pop(node.view_src, None)
 
     def chunks(self, n_items: int, per_thread: int = 4) -> int:
         """How many chunks to cut n_items of equal work into."""

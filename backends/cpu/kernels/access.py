@@ -7,6 +7,7 @@ The readers are intrinsics, so they cost no compile time; their index must be a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -23,17 +24,42 @@ from pyggml.backends.cpu.kernels.simd import (
     typed,
 )
 
-Kernel = Callable[[int, int, int, int], None]
+Chunk = Callable[[int, int, int, int], None]
+Entry = Callable[[int, int], int]
 
-# Every graph kernel by name; registering compiles nothing.
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function to be compiled, and its C signature."""
+
+    function: Callable[..., Any]
+    signature: Any
+
+
+# Everything compiled kernels are made from, by name; registering compiles nothing.
 KERNELS: dict[str, Kernel] = {}
 
 
-def graph_kernel(fn: Kernel) -> Kernel:
-    """Register fn(node, ith, chunk, n_chunks) as a kernel that steps may name."""
-    name = fn.__name__
+def _register(fn: Callable[..., Any], signature: Any, name: str) -> None:
     assert name not in KERNELS, f"two kernels are called {name}"
-    KERNELS[name] = fn
+    KERNELS[name] = Kernel(fn, signature)
+
+
+def graph_kernel(fn: Chunk) -> Chunk:
+    """Register fn(node, ith, chunk, n_chunks) as a kernel that steps may name."""
+    register_kernel(fn.__name__, fn)
+    return fn
+
+
+def register_kernel(name: str, fn: Chunk) -> None:
+    """The same for a function made by a function."""
+    i = types.int32
+    _register(fn, types.void(types.intp, i, i, i), name)
+
+
+def entry_point(fn: Entry) -> Entry:
+    """Register fn(address, number) -> int64, which Python calls through ctypes."""
+    _register(fn, types.int64(types.intp, types.int64), fn.__name__)
     return fn
 
 

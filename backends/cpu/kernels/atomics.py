@@ -38,6 +38,18 @@ def atomic_swap(_: Any, addr: Any, value: Any) -> Typed:
 
 
 @intrinsic
+def compare_swap(_: Any, addr: Any, old: Any, new: Any) -> Typed:
+    """True if the int64 was `old` and is now `new`."""
+
+    def emit(b: Any, a: Any) -> Any:
+        pair = b.cmpxchg(_int64_pointer(b, a[0]), a[1], a[2], "acq_rel", "acquire")
+        return b.extract_value(pair, 1)
+
+    i = types.int64
+    return typed(types.boolean(types.intp, i, i), emit)
+
+
+@intrinsic
 def atomic_load(_: Any, addr: Any) -> Typed:
     """Load-acquire of an int64."""
 
@@ -83,10 +95,11 @@ def call_kernel(_: Any, fn: Any, node: Any, ith: Any, chunk: Any, n_chunks: Any)
 
 
 @intrinsic
-def call_yield(_: Any, fn: Any) -> Typed:
-    """Call int sched_yield(void) by its address."""
+def call_function(_: Any, fn: Any, x: Any, y: Any) -> Typed:
+    """Call int fn(intp, int32) by its address; a function of fewer arguments ignores the rest."""
+    fnty = ir.FunctionType(I32, [I64, I32])
 
-    def emit(b: Any, a: Any) -> None:
-        b.call(b.inttoptr(a[0], ir.FunctionType(I32, []).as_pointer()), [])
+    def emit(b: Any, a: Any) -> Any:
+        return b.call(b.inttoptr(a[0], fnty.as_pointer()), list(a[1:]))
 
-    return typed(types.void(types.intp), emit)
+    return typed(types.int32(types.intp, types.intp, types.int32), emit)

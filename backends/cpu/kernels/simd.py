@@ -49,6 +49,7 @@ FEATURES = cpu_features()
 IS_X86 = llvm.get_process_triple().startswith(("x86_64", "i686"))
 HAS_AVX2 = IS_X86 and "avx2" in FEATURES
 HAS_AVX512 = IS_X86 and {"avx512f", "avx512bw", "avx512vl"} <= FEATURES
+HAS_F16C = not IS_X86 or "f16c" in FEATURES
 HAS_VNNI = IS_X86 and ("avxvnni" in FEATURES or {"avx512vnni", "avx512vl"} <= FEATURES)
 
 
@@ -174,6 +175,60 @@ def call_ir(builder: Any, name: str, ret: Any, args: Sequence[Any]) -> Any:
     return builder.call(function, list(args))
 
 
+# ---------------------------------------------------------------- halfs
+def _constant(like: Any, value: int) -> Any:
+    t = like.type
+    return ir.Constant(t, [value] * t.count if isinstance(t, ir.VectorType) else value)
+
+
+def _like(value: Any, scalar: Any) -> Any:
+    """The type `scalar`, with as many lanes as the value has."""
+    t = value.type
+    return ir.VectorType(scalar, t.count) if isinstance(t, ir.VectorType) else scalar
+
+
+def half_to_float(b: Any, half: Any) -> Any:
+    """f16 -> f32, exactly; by integer arithmetic on CPUs without an instruction for it."""
+    if HAS_F16C:
+        return b.fpext(half, _like(half, F32))
+    h = b.zext(b.bitcast(half, _like(half, I16)), _like(half, I32))
+    magnitude = b.and_(h, _constant(h, 0x7FFF))
+    bits = b.shl(magnitude, _constant(h, 13))
+    scaled = b.fmul(b.bitcast(bits, _like(h, F32)), ir.Constant(_like(h, F32), _lanes(h, 2.0**112)))
+    special = b.or_(bits, _constant(h, 0x7F800000))
+    is_special = b.icmp_unsigned(">=", magnitude, _constant(h, 0x7C00))
+    bits = b.select(is_special, special, b.bitcast(scaled, h.type))
+    sign = b.shl(b.and_(h, _constant(h, 0x8000)), _constant(h, 16))
+    return b.bitcast(b.or_(bits, sign), _like(h, F32))
+
+
+def float_to_half(b: Any, x: Any) -> Any:
+    """f32 -> f16, to nearest even; by integer arithmetic on CPUs without an instruction for it."""
+    if HAS_F16C:
+        return b.fptrunc(x, _like(x, F16))
+    bits = b.bitcast(x, _like(x, I32))
+    magnitude = b.and_(bits, _constant(bits, 0x7FFFFFFF))
+    sign = b.and_(b.lshr(bits, _constant(bits, 16)), _constant(bits, 0x8000))
+    is_nan = b.icmp_unsigned(">", magnitude, _constant(bits, 0x7F800000))
+    huge = b.select(is_nan, _constant(bits, 0x7E00), _constant(bits, 0x7C00))
+    # adding 0.5 moves a subnormal result's bits to the end of the mantissa, rounded
+    shifted = b.fadd(b.bitcast(magnitude, x.type), ir.Constant(x.type, _lanes(x, 0.5)))
+    tiny = b.sub(b.bitcast(shifted, bits.type), _constant(bits, 0x3F000000))
+    odd = b.and_(b.lshr(magnitude, _constant(bits, 13)), _constant(bits, 1))
+    rounded = b.add(b.add(magnitude, _constant(bits, 0xC8000FFF)), odd)
+    normal = b.lshr(rounded, _constant(bits, 13))
+    small = b.icmp_unsigned("<", magnitude, _constant(bits, 0x38800000))
+    large = b.icmp_unsigned(">=", magnitude, _constant(bits, 0x47800000))
+    half = b.select(large, huge, b.select(small, tiny, normal))
+    half = b.trunc(b.or_(half, sign), _like(x, I16))
+    return b.bitcast(half, _like(x, F16))
+
+
+def _lanes(like: Any, value: float) -> Any:
+    t = like.type
+    return [value] * t.count if isinstance(t, ir.VectorType) else value
+
+
 # ---------------------------------------------------------------- memory
 @intrinsic
 def load(_: Any, ty: Any, addr: Any) -> Typed:
@@ -204,7 +259,7 @@ def store(_: Any, addr: Any, value: Any) -> Typed:
 @intrinsic
 def load_f16(_: Any, addr: Any) -> Typed:
     """A half, converted to float32."""
-    return typed(types.float32(types.intp), lambda b, a: b.fpext(load_ir(b, a[0], F16), F32))
+    return typed(types.float32(types.intp), lambda b, a: half_to_float(b, load_ir(b, a[0], F16)))
 
 
 @intrinsic
@@ -212,7 +267,7 @@ def store_f16(_: Any, addr: Any, x: Any) -> Typed:
     """A float32, rounded to half."""
 
     def emit(b: Any, a: Any) -> None:
-        b.store(b.fptrunc(a[1], F16), b.inttoptr(a[0], F16.as_pointer()), align=1)
+        b.store(float_to_half(b, a[1]), b.inttoptr(a[0], F16.as_pointer()), align=1)
 
     return typed(types.void(types.intp, types.float32), emit)
 
@@ -271,8 +326,6 @@ def bitcast(_: Any, ty: Any, v: Any) -> Typed:
 
 def _conversion(source: Vec, target: Vec) -> str | None:
     """Name of the builder method that converts lanes; None: same bits."""
-    if source.is_float and target.is_float:
-        return "fpext" if target.bits > source.bits else "fptrunc"
     if source.is_float:
         return "fptosi" if target.is_signed else "fptoui"
     if target.is_float:
@@ -288,7 +341,12 @@ def convert(_: Any, ty: Any, v: Any) -> Typed | None:
     t = named(ty)
     if not isinstance(v, Vec) or v.lanes != t.lanes:
         return None
-    method = None if v == t else _conversion(v, t)
+    if v == t:
+        return typed(t(ty, v), lambda b, a: a[1])
+    if v.is_float and t.is_float:
+        halfs = half_to_float if v.bits == 16 else float_to_half
+        return typed(t(ty, v), lambda b, a: halfs(b, a[1]))
+    method = _conversion(v, t)
 
     def emit(b: Any, a: Any) -> Any:
         return a[1] if method is None else getattr(b, method)(a[1], t.ir)

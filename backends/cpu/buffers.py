@@ -1,0 +1,200 @@
+"""The CPU's buffer types: plain memory, mapped files, and repacked weights."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pyggml.backend import Buffer, BufferType, buffer_of
+from pyggml.backends.cpu import node as layout
+from pyggml.backends.cpu.library import usable_cores
+from pyggml.backends.cpu.memory import (
+    ALIGNMENT,
+    Bytes,
+    aligned_words,
+    as_bytes,
+    at_address,
+    reserve,
+)
+from pyggml.backends.cpu.panels import LAYOUTS, ROWS, PanelLayout
+from pyggml.errors import OutOfMemory
+from pyggml.ops import Op
+from pyggml.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pyggml.backends.cpu.device import CpuDevice
+
+
+class HostBuffer(Buffer):
+    """Memory that every thread of the process can read and write."""
+
+    def __init__(self, buft: BufferType, memory: Bytes, owner: object = None) -> None:
+        self.buft = buft
+        self._memory: Bytes | None = memory
+        self._owner = owner
+        self.base = memory.ctypes.data
+        self.size = memory.nbytes
+
+    def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        at_address(_address(tensor) + offset, data.nbytes)[:] = as_bytes(data)
+
+    def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        as_bytes(out)[:] = at_address(_address(tensor) + offset, out.nbytes)
+
+    def clear(self, value: int = 0) -> None:
+        assert self._memory is not None
+        self._memory.fill(value)
+
+    def copy(self, src: Tensor, dst: Tensor) -> bool:
+        source = buffer_of(src)
+        if source is None or not source.buft.is_host:
+            return False
+        ctypes.memmove(_address(dst), _address(src), src.nbytes)
+        return True
+
+    def free(self) -> None:
+        self._memory = self._owner = None
+
+
+def _address(tensor: Tensor) -> int:
+    assert tensor.data is not None
+    return tensor.data
+
+
+class HostBufferType(BufferType):
+    """Plain memory, provided by the system page by page when it is first touched."""
+
+    alignment = ALIGNMENT
+    is_host = True
+
+    def __init__(self, name: str, device: CpuDevice) -> None:
+        self.name = name
+        self.device = device
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        return HostBuffer(self, _reserve(self, size))
+
+
+def _reserve(buft: BufferType, size: int) -> Bytes:
+    """Memory for a buffer; OutOfMemory tells what is free."""
+    free = buft.device.memory().free
+    try:
+        if size > free:
+            raise MemoryError
+        return reserve(size)
+    except (MemoryError, OSError, OverflowError) as e:
+        raise OutOfMemory(
+            f"a {buft.name} buffer of {_mib(size)} does not fit into memory: {_mib(free)} are free"
+        ) from e
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 1048576:.1f} MiB"
+
+
+# ---------------------------------------------------------------- repacked weights
+class RepackBufferType(BufferType):
+    """Weights of products in panels of 8 rows (panels.py)."""
+
+    name = "CPU_REPACK"
+    alignment = ALIGNMENT
+
+    def __init__(self, device: CpuDevice) -> None:
+        self.device: CpuDevice = device
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        return RepackBuffer(self, _reserve(self, size))
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        panel = panel_layout(tensor)
+        if panel is None:
+            return tensor.nbytes
+        return tensor.ne[1] // ROWS * panel.panel_bytes(tensor.ne[0])
+
+    def supports_op(self, node: Tensor) -> bool:
+        """MUL_MAT whose first source, and no other, lies here."""
+        from pyggml.backends.cpu.lower_matmul import supports_quantized
+
+        weights = node.src[0] if node.src else None
+        others = [s for s in node.src[1:] if s is not None]
+        return (
+            node.op == Op.MUL_MAT
+            and weights is not None
+            and panel_layout(weights) is not None
+            and not any(is_repacked(s) for s in others)
+            and supports_quantized(node)
+        )
+
+
+def panel_layout(tensor: Tensor) -> PanelLayout | None:
+    """The layout a whole weight takes when it is repacked; None if it cannot be."""
+    ne = tensor.ne
+    fits = ne[1] % ROWS == 0 and ne[1] > 0 and ne[2] == ne[3] == 1
+    if not fits or tensor.is_view or not tensor.is_contiguous:
+        return None
+    return LAYOUTS.get(tensor.type) if ne[0] % tensor.type.block_size == 0 else None
+
+
+def is_repacked(tensor: Tensor) -> bool:
+    """Whether the tensor lies in a buffer of panels."""
+    buffer = buffer_of(tensor)
+    return buffer is not None and isinstance(buffer.buft, RepackBufferType)
+
+
+class RepackBuffer(Buffer):
+    """Memory of panels: written tensor by tensor, read only by product kernels."""
+
+    buft: RepackBufferType
+
+    def __init__(self, buft: RepackBufferType, memory: Bytes) -> None:
+        self.buft = buft
+        self._memory: Bytes | None = memory
+        self.base = memory.ctypes.data
+        self.size = memory.nbytes
+
+    def init_tensor(self, tensor: Tensor) -> None:
+        tensor.extra = panel_layout(tensor)
+        assert tensor.extra is not None, f"{tensor!r} cannot be repacked"
+
+    def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        assert offset == 0 and data.nbytes == tensor.nbytes, "panels are written as a whole"
+        self.set_from_address(tensor, as_bytes(data).ctypes.data)
+
+    def set_from_address(self, tensor: Tensor, address: int) -> None:
+        """Repack a tensor whose rows, as in the file, start at an address."""
+        panel = tensor.extra
+        assert isinstance(panel, PanelLayout) and tensor.data is not None
+        kernel = f"repack_{tensor.type.name.lower()}"
+        code = self.buft.device.library.addresses([kernel])[kernel]
+        node = aligned_words(layout.WORDS)
+        node[layout.DST] = tensor.data
+        node[layout.SRC : layout.SRC + layout.OPERAND_WORDS] = (address, *tensor.ne, *tensor.nb)
+        blocks = tensor.ne[0] // tensor.type.block_size
+        params = (tensor.ne[1], blocks, panel.panel_bytes(tensor.ne[0]))
+        node[layout.PARAMS : layout.PARAMS + len(params)] = params
+        _run_in_threads(code, node.ctypes.data, tensor.ne[1] // ROWS)
+
+    def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")
+
+    def clear(self, value: int = 0) -> None:
+        assert self._memory is not None
+        self._memory.fill(value)
+
+    def free(self) -> None:
+        self._memory = None
+
+
+def _run_in_threads(code: int, node: int, n_items: int) -> None:
+    """Run all chunks of a kernel on plain threads: loading needs no pool of its own."""
+    i32 = ctypes.c_int32
+    kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, i32, i32, i32)(code)
+    n_threads = usable_cores()
+    n_chunks = min(n_items, 4 * n_threads)
+    if n_items < 64 or n_threads == 1:
+        kernel(node, 0, 0, 1)
+        return
+    with ThreadPoolExecutor(n_threads) as executor:
+        for _ in executor.map(lambda chunk: kernel(node, 0, chunk, n_chunks), range(n_chunks)):
+            pass

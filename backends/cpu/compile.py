@@ -1,0 +1,111 @@
+"""Compiles kernels to object files; runs in worker processes of `library.py`.
+
+    python -m pyggml.backends.cpu.compile FOLDER
+
+reads kernel names from standard input, one per line, and answers each with a line of JSON:
+{"name": ..., "error": ""}. Only these processes import Numba.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from pyggml.backends.cpu import kernels
+from pyggml.backends.cpu.object_file import write_object
+from pyggml.backends.cpu.target import Target
+
+# What generated code may call: LLVM's own, and C functions that every process has.
+_EXTERNAL = re.compile(r"llvm\.|(memcpy|memset|memmove|(exp|log|sin|cos|tan|tanh|pow|erf)f?)$")
+
+
+def import_kernels() -> None:
+    """Import every kernel module, which registers the kernels."""
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
+
+
+def kernel_names() -> list[str]:
+    """All kernels and entry points there are."""
+    from pyggml.backends.cpu.kernels.access import KERNELS
+
+    import_kernels()
+    return sorted(KERNELS)
+
+
+def compile_object(name: str, target: Target) -> bytes:
+    """Object code that exports one kernel as a C function of its name."""
+    import llvmlite.binding as llvm
+    import numba
+
+    from pyggml.backends.cpu.kernels.access import KERNELS
+
+    kernel = KERNELS[name]
+    compile_function: Any = numba.njit  # its stubs do not know all options
+    compiled = compile_function(
+        kernel.signature,
+        nogil=True,
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+    )(kernel.function)
+    (result,) = compiled.overloads.values()
+    module = llvm.parse_assembly(result.library.get_llvm_str())
+    module.link_in(llvm.parse_assembly(_entry_point(name, kernel.signature, result.fndesc)))
+    unknown = [f.name for f in module.functions if f.is_declaration and not _EXTERNAL.match(f.name)]
+    assert not unknown, f"kernel {name} calls {unknown}: it must not raise, print or allocate"
+    code: bytes = target.machine().emit_object(module)
+    return code
+
+
+def _entry_point(name: str, signature: Any, descriptor: Any) -> str:
+    """LLVM text of a C function `name` that calls Numba's function and drops its status."""
+    import llvmlite.binding as llvm
+    from llvmlite import ir
+    from numba.core.registry import cpu_target
+
+    context: Any = cpu_target.target_context
+    types = [context.get_value_type(t) for t in signature.args]
+    result = signature.return_type
+    module = ir.Module(name)
+    module.triple = llvm.get_process_triple()
+    no_value = str(result) == "none"
+    c_result = ir.VoidType() if no_value else context.get_value_type(result)
+    function = ir.Function(module, ir.FunctionType(c_result, types), name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    callee = context.declare_function(module, descriptor)
+    _, value = context.call_conv.call_function(
+        builder, callee, result, signature.args, function.args
+    )
+    if no_value:
+        builder.ret_void()
+    else:
+        builder.ret(value)
+    return str(module)
+
+
+def main(folder: str) -> None:
+    """Serve compile requests until standard input ends."""
+    from numba.core import config
+
+    target = Target(cast(Any, config).CPU_NAME, cast(Any, config).CPU_FEATURES)
+    import_kernels()
+    for line in iter(sys.stdin.readline, ""):
+        name, error = line.strip(), ""
+        try:
+            write_object(Path(folder) / f"{name}.o", compile_object(name, target))
+        except Exception as e:  # a bug in a kernel: the parent process reports it
+            error = f"{type(e).__name__}: {e}"
+        sys.stdout.write(json.dumps({"name": name, "error": error}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(sys.argv[1])

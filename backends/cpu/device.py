@@ -1,0 +1,197 @@
+"""The host as a device: registry, memory, and the backend that runs graphs as compiled plans."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from pyggml.backend import (
+    Backend,
+    Buffer,
+    BufferType,
+    Caps,
+    Device,
+    DeviceType,
+    Memory,
+    Registry,
+    Status,
+    is_noop,
+)
+from pyggml.backends.cpu.buffers import (
+    HostBuffer,
+    HostBufferType,
+    RepackBufferType,
+    is_repacked,
+)
+from pyggml.backends.cpu.library import KernelLibrary, usable_cores
+from pyggml.backends.cpu.lowering import find_lowering
+from pyggml.backends.cpu.memory import at_address
+from pyggml.backends.cpu.plan import Plan
+from pyggml.backends.cpu.pool import Pool
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+PLANS_KEPT = 8
+
+
+class CpuDevice(Device):
+    """The cores and the memory of this machine."""
+
+    name = "CPU"
+    type = DeviceType.CPU
+    caps = Caps(buffer_from_host_ptr=True)
+
+    def __init__(self, library: KernelLibrary | None = None) -> None:
+        self.library = library or KernelLibrary()
+        self._plain = HostBufferType("CPU", self)
+        self._mapped = HostBufferType("CPU_Mapped", self)
+        self._repack = RepackBufferType(self)
+
+    @cached_property
+    def description(self) -> str:  # type: ignore[override]  # read when first asked for
+        return _cpu_name()
+
+    def memory(self) -> Memory:
+        return host_memory()
+
+    def init_backend(self) -> CpuBackend:
+        return CpuBackend(self)
+
+    def buffer_type(self) -> BufferType:
+        return self._plain
+
+    def extra_buffer_types(self) -> Sequence[BufferType]:
+        return (self._repack,)
+
+    def buffer_from_host_ptr(self, address: int, size: int, owner: object) -> Buffer:
+        return HostBuffer(self._mapped, at_address(address, size), owner)
+
+    def supports_buft(self, buft: BufferType) -> bool:
+        return buft.is_host or buft is self._repack
+
+    def supports_op(self, node: Tensor) -> bool:
+        if is_noop(node):
+            return True
+        if any(s is not None and is_repacked(s) for s in node.src):
+            return self._repack.supports_op(node)
+        return find_lowering(node) is not None
+
+
+class CpuBackend(Backend):
+    """Runs graphs on a pool of threads; plans are kept as long as their graph is reused."""
+
+    name = "CPU"
+
+    def __init__(self, device: CpuDevice, n_threads: int | None = None) -> None:
+        self.device: CpuDevice = device
+        self.n_threads = n_threads or usable_cores()
+        self.abort: Callable[[], bool] = lambda: False  # asked before every graph
+        self._pool: Pool | None = None
+        self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
+
+    def set_n_threads(self, n: int) -> None:
+        """Threads, the caller included, that the next graphs use."""
+        self.n_threads = max(1, n)
+
+    def graph_compute(self, graph: Graph) -> Status:
+        if self.abort():
+            return Status.ABORTED
+        plan = self.plan(graph)
+        pool = self._ready_pool()
+        plan.run(pool, self.n_threads)
+        if graph.uid == 0:
+            pool.retire()  # nothing else keeps the plan alive
+        return Status.SUCCESS
+
+    def plan(self, graph: Graph) -> Plan:
+        """The plan of a graph, kept if the graph has a number."""
+        key = (graph.uid, self.n_threads)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = Plan(graph, self.device.library, self.n_threads)
+            if graph.uid:
+                self._plans[key] = plan
+                self._drop_oldest()
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def profile(self, graph: Graph) -> str:
+        """Run a graph step by step; a table of where the time went, longest first."""
+        plan = self.plan(graph)
+        total: dict[tuple[str, str], list[int]] = {}
+        for t in plan.profile(self._ready_pool(), self.n_threads):
+            total.setdefault((t.label.op, t.label.kernel), []).append(t.nanoseconds)
+        rows = sorted(((sum(ns), len(ns), key) for key, ns in total.items()), reverse=True)
+        return "\n".join(
+            f"{ns / 1e3:10.1f} us  {n:5} x  {op:16} {kernel}" for ns, n, (op, kernel) in rows
+        )
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        self._plans.clear()
+
+    def _ready_pool(self) -> Pool:
+        if self._pool is None or self._pool.n_threads < self.n_threads:
+            if self._pool is not None:
+                self._pool.close()
+            self._pool = Pool(self.n_threads, self.device.library)
+        return self._pool
+
+    def _drop_oldest(self) -> None:
+        if len(self._plans) > PLANS_KEPT:
+            if self._pool is not None:
+                self._pool.retire()
+            self._plans.popitem(last=False)
+
+
+class CpuRegistry(Registry):
+    """One device: the host."""
+
+    name = "CPU"
+
+    def __init__(self) -> None:
+        self._devices = (CpuDevice(),)
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+
+def registry() -> Registry:
+    """What `pyggml.registry` asks every backend module for."""
+    return CpuRegistry()
+
+
+# ---------------------------------------------------------------- the host
+def _cpu_name() -> str:
+    """The processor's name as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def host_memory() -> Memory:
+    """What is available without swapping, and what is built in."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {name: 1024 * int(rest.split()[0]) for name, _, rest in map(_partition, lines)}
+        return Memory(sizes["MemAvailable"], sizes["MemTotal"])
+    except (OSError, KeyError, ValueError, IndexError):
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return Memory(pages * size, pages * size)
+
+
+def _partition(line: str) -> tuple[str, str, str]:
+    return line.partition(":")

@@ -1,0 +1,130 @@
+"""Quantized weights times quantized activations.
+
+One kernel per type for everything: decode and prefill, panels and GGUF rows (each panel is then
+packed into scratch memory just before its use). The bodies are in tile.py, the layouts in
+panels.py.
+"""
+
+from __future__ import annotations
+
+from pyggml.backends.cpu.kernels.access import (
+    chunk_start,
+    dst_data,
+    dst_nb,
+    inline,
+    param_int,
+    register_kernel,
+    scratch,
+    src_data,
+    src_nb,
+)
+from pyggml.backends.cpu.kernels.emit import tile_store, tile_zero
+from pyggml.backends.cpu.kernels.repack import panel_packer
+from pyggml.backends.cpu.kernels.simd import HAS_AVX512
+from pyggml.backends.cpu.kernels.tile import unit_operation
+from pyggml.backends.cpu.panels import GROUP, LAYOUTS
+from pyggml.dtypes import GGMLType
+
+# Accumulators of a tile fill half of the registers: 32 of 512 bits, or 16 of 256.
+TILE_ROWS, TILE_COLUMNS = (16, 8) if HAS_AVX512 else (8, 4)
+PAIR = 16  # rows of two panels, the unit of sharing work
+
+
+def _define(type: GGMLType) -> None:
+    layout = LAYOUTS[type]
+    unit_bytes, column_bytes = layout.nbytes, layout.activations.nbytes
+    blocks_per_unit = layout.values // layout.activations.values
+    group_step = GROUP * column_bytes
+
+    pack = panel_packer(type)
+    one_zero = tile_zero(TILE_ROWS, 1)
+    one_unit = unit_operation(type, TILE_ROWS, 1)
+    one_store = tile_store(TILE_ROWS, 1)
+    tile_zeros = tile_zero(TILE_ROWS, TILE_COLUMNS)
+    tile_unit = unit_operation(type, TILE_ROWS, TILE_COLUMNS)
+    tile_stores = tile_store(TILE_ROWS, TILE_COLUMNS)
+
+    @inline
+    def columns_of_group(
+        w: int, w2: int, units: int, y: int, out: int, out_step: int, n_rows: int, n_columns: int
+    ) -> None:
+        """A group of columns, its first n_columns stored."""
+        for c in range(0, n_columns, TILE_COLUMNS):
+            acc = tile_zeros()
+            p, p2, a = w, w2, y + c * column_bytes
+            for _ in range(units):
+                acc = tile_unit(acc, p, p2, a, group_step, 0, 0)
+                p += unit_bytes
+                p2 += unit_bytes
+                a += blocks_per_unit * group_step
+            tile_stores(acc, out + c * out_step, out_step, n_rows, n_columns - c)
+
+    @inline
+    def one_column(w: int, w2: int, units: int, y: int, step: int, out: int, n_rows: int) -> None:
+        acc = one_zero()
+        for _ in range(units):
+            acc = one_unit(acc, w, w2, y, step, 0, 0)
+            w += unit_bytes
+            w2 += unit_bytes
+            y += blocks_per_unit * step
+        one_store(acc, out, 0, n_rows, 1)
+
+    @inline
+    def pair_of_panels(
+        w: int, units: int, n_rows: int, y: int, group: int, c0: int, c1: int, out: int, step: int
+    ) -> None:
+        """Up to 16 rows of two neighbouring panels times columns c0 .. c1 - 1."""
+        panel_bytes = units * unit_bytes
+        group_bytes = units * blocks_per_unit * column_bytes * group
+        for r in range(0, n_rows, TILE_ROWS):
+            p = w + r // 8 * panel_bytes
+            p2 = p + panel_bytes if r + 8 < n_rows else p
+            c = c0
+            if group == GROUP:
+                while c < c1:
+                    o = out + 4 * r + c * step
+                    a = y + c // GROUP * group_bytes
+                    columns_of_group(p, p2, units, a, o, step, n_rows - r, min(c1 - c, GROUP))
+                    c += GROUP
+            while c < c1:
+                a = y + c * group_bytes
+                one_column(p, p2, units, a, column_bytes, out + 4 * r + c * step, n_rows - r)
+                c += 1
+
+    def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        rows, n_columns = param_int(node, 0), param_int(node, 1)
+        planes2, planes3 = param_int(node, 2), param_int(node, 3)
+        repeat2, repeat3 = param_int(node, 4), param_int(node, 5)
+        units, group, block = param_int(node, 6), param_int(node, 7), param_int(node, 8)
+        plane_bytes, file_blocks = param_int(node, 9), param_int(node, 10)
+        panel_bytes, out_step = units * unit_bytes, dst_nb(node, 1)
+        pairs = (rows + PAIR - 1) // PAIR
+        i = chunk_start(pairs * planes2 * planes3, chunk, n_chunks)
+        end = chunk_start(pairs * planes2 * planes3, chunk + 1, n_chunks)
+        while i < end:
+            z, first = i // pairs, i % pairs
+            last = min(pairs, first + end - i)
+            z2, z3 = z % planes2, z // planes2
+            w = src_data(node, 0) + z2 // repeat2 * src_nb(node, 0, 2)
+            w += z3 // repeat3 * src_nb(node, 0, 3)
+            y = src_data(node, 1) + z * plane_bytes
+            out = dst_data(node) + z2 * dst_nb(node, 2) + z3 * dst_nb(node, 3)
+            for c0 in range(0, n_columns, block):
+                c1 = min(n_columns, c0 + block)
+                for j in range(first, last):
+                    n_rows = min(rows - PAIR * j, PAIR)
+                    p = w + 2 * j * panel_bytes
+                    if file_blocks > 0:
+                        step, p = src_nb(node, 0, 1), scratch(node, ith)
+                        for r in range(0, n_rows, 8):
+                            source = w + (PAIR * j + r) * step
+                            panel = p + r // 8 * panel_bytes
+                            pack(source, step, min(n_rows - r, 8), panel, file_blocks)
+                    pair_of_panels(p, units, n_rows, y, group, c0, c1, out + 4 * PAIR * j, out_step)
+            i += last - first
+
+    register_kernel(f"mul_mat_{type.name.lower()}", mul_mat)
+
+
+for _type in LAYOUTS:
+    _define(_type)

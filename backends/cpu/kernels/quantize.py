@@ -1,0 +1,150 @@
+"""Activations to the int8 formats of panels.py, and to float32 tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import float32, int16, int32
+
+from pyggml.backends.cpu.kernels.access import (
+    chunk_start,
+    dst_data,
+    graph_kernel,
+    inline,
+    param_int,
+    src_data,
+    src_nb,
+    src_ne,
+)
+from pyggml.backends.cpu.kernels.simd import (
+    convert,
+    f32x8,
+    i8x8,
+    i32x8,
+    load,
+    splat,
+    store,
+    zero,
+)
+from pyggml.backends.cpu.kernels.simd_ops import fabs, reduce_add, reduce_max, round_even, vmax
+from pyggml.backends.cpu.panels import Q8_BYTES, Q8K_BYTES
+
+
+@inline
+def largest32(x: int) -> Any:
+    """The largest magnitude of 32 floats."""
+    a = vmax(fabs(load(f32x8, x)), fabs(load(f32x8, x + 32)))
+    b = vmax(fabs(load(f32x8, x + 64)), fabs(load(f32x8, x + 96)))
+    return reduce_max(vmax(a, b))
+
+
+@inline
+def inverse_scale(largest: Any) -> Any:
+    return float32(127.0) / largest if largest > 0 else float32(0)
+
+
+@inline
+def quantize8(x: int, inverse: Any) -> Any:
+    """8 floats to integers in i32."""
+    return convert(i32x8, round_even(load(f32x8, x) * splat(f32x8, inverse)))
+
+
+@inline
+def quantize_q8_block(x: int, out: int, zero_point: int) -> None:
+    largest = largest32(x)
+    inverse, d = inverse_scale(largest), largest * float32(1.0 / 127.0)
+    q0, q1 = quantize8(x, inverse), quantize8(x + 32, inverse)
+    q2, q3 = quantize8(x + 64, inverse), quantize8(x + 96, inverse)
+    total = reduce_add((q0 + q1) + (q2 + q3))
+    store(out, d)
+    if zero_point == 0:
+        store(out + 4, d * float32(total))
+    else:
+        store(out + 4, int32(-zero_point * total))
+    store(out + 8, convert(i8x8, q0))
+    store(out + 16, convert(i8x8, q1))
+    store(out + 24, convert(i8x8, q2))
+    store(out + 32, convert(i8x8, q3))
+
+
+@inline
+def quantize_q8_k_block(x: int, out: int, _: int) -> None:
+    largest = float32(0)
+    for i in range(8):
+        largest = max(largest, largest32(x + 128 * i))
+    inverse = inverse_scale(largest)
+    store(out, largest * float32(1.0 / 127.0))
+    for i in range(16):
+        q0, q1 = quantize8(x + 64 * i, inverse), quantize8(x + 64 * i + 32, inverse)
+        store(out + 64 + 16 * i, convert(i8x8, q0))
+        store(out + 72 + 16 * i, convert(i8x8, q1))
+        store(out + 16 + 2 * swapped(i), int16(reduce_add(q0 + q1)))
+    for i in range(8):
+        a = load(int16, out + 16 + 2 * swapped(2 * i))
+        b = load(int16, out + 16 + 2 * swapped(2 * i + 1))
+        store(out + 48 + 2 * swapped(i), int16(a + b))
+
+
+@inline
+def swapped(i: int) -> int:
+    """Place of sum i: of each four neighbours the middle two change places."""
+    return (i & -4) + (i & 1) * 2 + (i >> 1 & 1)
+
+
+@inline
+def zero_block(out: int, nbytes: int) -> None:
+    for i in range(0, nbytes, 8):
+        store(out + i, zero(i8x8))
+
+
+@inline
+def row_address(node: int, row: int) -> Any:
+    """Address of row `row` of source 0, counted over dimensions 1 to 3."""
+    ne1, ne2 = src_ne(node, 0, 1), src_ne(node, 0, 2)
+    i1, i2, i3 = row % ne1, row // ne1 % ne2, row // ne1 // ne2
+    offset = i1 * src_nb(node, 0, 1) + i2 * src_nb(node, 0, 2) + i3 * src_nb(node, 0, 3)
+    return src_data(node, 0) + offset
+
+
+def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
+    """Inline kernel body; params: columns per plane, planes, group, blocks per column with
+    padding, bytes per plane, zero point."""
+
+    @inline
+    def quantize_rows(node: int, chunk: int, n_chunks: int) -> None:
+        n_columns, planes, group = param_int(node, 0), param_int(node, 1), param_int(node, 2)
+        blocks, plane_bytes = param_int(node, 3), param_int(node, 4)
+        zero_point = param_int(node, 5)
+        full_blocks = src_ne(node, 0, 0) // values
+        padded = (n_columns + group - 1) // group * group
+        start = chunk_start(padded * planes, chunk, n_chunks)
+        for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
+            z, c = i // padded, i % padded
+            out = dst_data(node) + z * plane_bytes
+            out += (c // group * blocks * group + c % group) * nbytes
+            used = 0
+            if c < n_columns:
+                used = full_blocks
+                x = row_address(node, z * n_columns + c)
+                for b in range(used):
+                    quantize_block(x + 4 * values * b, out + b * group * nbytes, zero_point)
+            for b in range(used, blocks):
+                zero_block(out + b * group * nbytes, nbytes)
+
+    return quantize_rows
+
+
+_quantize_q8_rows = _rows_quantizer(quantize_q8_block, 32, Q8_BYTES)
+_quantize_q8_k_rows = _rows_quantizer(quantize_q8_k_block, 256, Q8K_BYTES)
+
+
+@graph_kernel
+def quantize_q8(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """F32 rows to q8."""
+    _quantize_q8_rows(node, chunk, n_chunks)
+
+
+@graph_kernel
+def quantize_q8_k(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """F32 rows to q8_K."""
+    _quantize_q8_k_rows(node, chunk, n_chunks)

@@ -1,0 +1,243 @@
+"""GGUF rows to panels of 8 rows (layouts in panels.py): whole tensors, or one panel on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from pyggml.backends.cpu.kernels.access import (
+    chunk_start,
+    dst_data,
+    inline,
+    param_int,
+    register_kernel,
+    src_data,
+    src_nb,
+)
+from pyggml.backends.cpu.kernels.emit import V, at, load_vector
+from pyggml.backends.cpu.kernels.simd import I16, I64, Typed, Vec, intrinsic, load_ir, typed
+from pyggml.backends.cpu.panels import LAYOUTS
+from pyggml.dtypes import GGMLType
+
+_WORDS4, _WORDS8 = Vec("i32", 4), Vec("i32", 8)
+
+
+def transposed(rows: Sequence[V]) -> list[V]:
+    """8 vectors of 4 words -> 4 vectors with one word of each of the 8."""
+    # rows r and r + 4 share a vector, so that everything stays inside 128-bit halves
+    v = [rows[r].concat(rows[r + 4]) for r in range(4)]
+    low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
+    pairs01 = [v[0].pick(low, v[1]), v[0].pick(high, v[1])]
+    pairs23 = [v[2].pick(low, v[3]), v[2].pick(high, v[3])]
+    first, second = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
+    return [
+        x.pick(lanes, y) for x, y in zip(pairs01, pairs23, strict=True) for lanes in (first, second)
+    ]
+
+
+class Rows:
+    """One block of each of 8 rows, and where its panel unit goes."""
+
+    def __init__(self, b: Any, rows: Sequence[Any], scales: Any, quants: Any) -> None:
+        self.b, self.rows = b, rows
+        self.scales, self.quants = scales, quants
+
+    def words(self, offset: int, n: int) -> list[V]:
+        """n words (a multiple of 4) of each row from an offset, as n vectors."""
+        result: list[V] = []
+        for i in range(offset, offset + 4 * n, 16):
+            parts = [load_vector(self.b, _WORDS4, at(self.b, r, i)) for r in self.rows]
+            result += transposed(parts)
+        return result
+
+    def word(self, offset: int) -> V:
+        """One word of each row."""
+        b, value = self.b, ir.Constant(_WORDS8.ir, ir.Undefined)
+        for i, r in enumerate(self.rows):
+            word = load_ir(b, at(b, r, offset), ir.IntType(32))
+            value = b.insert_element(value, word, ir.Constant(ir.IntType(32), i))
+        return V(b, _WORDS8, value)
+
+    def store_halfs(self, offset: int, to: int) -> None:
+        """A half of each row, to the unit's scales."""
+        b, vec = self.b, Vec("i16", 8)
+        value = ir.Constant(vec.ir, ir.Undefined)
+        for i, r in enumerate(self.rows):
+            half = load_ir(b, at(b, r, offset), I16)
+            value = b.insert_element(value, half, ir.Constant(ir.IntType(32), i))
+        V(b, vec, value).store(at(b, self.scales, to))
+
+    def store(self, vectors: Sequence[V], to: int) -> None:
+        """Vectors one after the other, to the unit's quants."""
+        for i, v in enumerate(vectors):
+            v.store(at(self.b, self.quants, to + 32 * i))
+
+
+def _fifth_bits(h: V) -> V:
+    """Bit 4c + j of each word to bit c of byte j."""
+    h = h.cast("u32")
+    spread = [((h >> 4 * c & 15) * 0x204081 & 0x01010101) << c for c in range(8)]
+    total = spread[0]
+    for s in spread[1:]:
+        total = total | s
+    return total
+
+
+def _q4_0(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store(rows.words(2, 4), 0)
+
+
+def _q4_1(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store_halfs(2, 16)
+    rows.store(rows.words(4, 4), 0)
+
+
+def _q5_0(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store([_fifth_bits(rows.word(2)), *rows.words(6, 4)], 0)
+
+
+def _q5_1(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store_halfs(2, 16)
+    rows.store([_fifth_bits(rows.word(4)), *rows.words(8, 4)], 0)
+
+
+def _q8_0(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store(rows.words(2, 8), 0)
+
+
+def _k_scales(rows: Rows) -> list[V]:
+    """The 6-bit scales and minimums of Q4_K and Q5_K as bytes: scales 0-3, 4-7, minimums."""
+    # the block starts with d and dmin, which make the first word
+    _, low_scale, low_min, high = rows.words(0, 4)
+    return [
+        low_scale & 0x3F3F3F3F,
+        (high & 0x0F0F0F0F) | (low_scale >> 2 & 0x30303030),
+        low_min & 0x3F3F3F3F,
+        (high >> 4 & 0x0F0F0F0F) | (low_min >> 2 & 0x30303030),
+    ]
+
+
+def _q4_k(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store_halfs(2, 16)
+    rows.store([*_k_scales(rows), *rows.words(16, 32)], 0)
+
+
+def _q5_k(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    rows.store_halfs(2, 16)
+    rows.store([*_k_scales(rows), *rows.words(16, 8), *rows.words(48, 32)], 0)
+
+
+def _q6_k(rows: Rows) -> None:
+    rows.store(rows.words(192, 4), 0)
+    low, high = rows.words(0, 32), rows.words(128, 16)
+    for half in range(2):
+        for c in range(8):
+            chunk = [low[16 * half + c], low[16 * half + 8 + c], high[8 * half + c]]
+            rows.store(chunk, 128 + 96 * (8 * half + c))
+    rows.store_halfs(208, 1664)
+
+
+BLOCKS: dict[GGMLType, Callable[[Rows], None]] = {
+    GGMLType.Q4_0: _q4_0,
+    GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k,
+    GGMLType.Q6_K: _q6_k,
+}
+# Where the quants (or, of K types, all but the halfs) start in a unit.
+QUANTS_AT = {GGMLType.Q4_K: 32, GGMLType.Q5_K: 32, GGMLType.Q6_K: 0}
+
+
+def _block_operation(type: GGMLType) -> Any:
+    """Operation (block of the first row, bytes between rows, last row, scales, quants)."""
+
+    def operation(_: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Typed:
+        def emit(b: Any, args: Any) -> None:
+            block, step, last, scales, quants = args
+            rows = []
+            for r in range(8):
+                index = ir.Constant(I64, r)
+                index = b.select(b.icmp_signed("<", index, last), index, last)
+                rows.append(b.add(block, b.mul(index, step)))
+            BLOCKS[type](Rows(b, rows, scales, quants))
+
+        i = types.intp
+        return typed(types.void(i, i, i, i, i), emit)
+
+    return intrinsic(operation)
+
+
+def panel_packer(type: GGMLType) -> Any:
+    """Inline function (rows, bytes between rows, number of rows, panel, blocks) that packs one
+    panel; missing rows repeat the last."""
+    block_operation = _block_operation(type)
+    file_bytes = type.type_size
+    unit_bytes = LAYOUTS[type].nbytes
+    per_unit = LAYOUTS[type].values // type.block_size
+    quants_at = QUANTS_AT.get(type, 32)
+    quants_bytes = (unit_bytes - quants_at) // per_unit
+    zero_halfs = _zero_halfs()
+
+    @inline
+    def pack(rows: int, step: int, n_rows: int, panel: int, n_blocks: int) -> None:
+        for i in range(n_blocks):
+            unit = panel + i // per_unit * unit_bytes
+            part = i % per_unit
+            block_operation(
+                rows + i * file_bytes,
+                step,
+                n_rows - 1,
+                unit + 16 * part,
+                unit + quants_at + quants_bytes * part,
+            )
+        if n_blocks % per_unit != 0:
+            zero_halfs(panel + n_blocks // per_unit * unit_bytes + 16)
+
+    return pack
+
+
+def _zero_halfs() -> Any:
+    """Operation (address): 8 halfs of 0."""
+
+    def operation(_: Any, address: Any) -> Typed:
+        vec = Vec("i16", 8)
+
+        def emit(b: Any, args: Any) -> None:
+            V(b, vec, ir.Constant(vec.ir, None)).store(args[0])
+
+        return typed(types.void(types.intp), emit)
+
+    return intrinsic(operation)
+
+
+def _define(type: GGMLType) -> None:
+    """Kernel repack_TYPE: source rows, destination panels; params rows, blocks, panel bytes."""
+    pack = panel_packer(type)
+
+    def repack(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        rows, n_blocks, panel_bytes = param_int(node, 0), param_int(node, 1), param_int(node, 2)
+        n_panels = rows // 8
+        step = src_nb(node, 0, 1)
+        start = chunk_start(n_panels, chunk, n_chunks)
+        for p in range(start, chunk_start(n_panels, chunk + 1, n_chunks)):
+            source = src_data(node, 0) + 8 * p * step
+            pack(source, step, 8, dst_data(node) + p * panel_bytes, n_blocks)
+
+    register_kernel(f"repack_{type.name.lower()}", repack)
+
+
+for _type in LAYOUTS:
+    _define(_type)

@@ -1,0 +1,317 @@
+"""The bodies of the quantized products: one unit of a panel times some columns (see panels.py).
+
+For every element of the result the order of addition is the same everywhere: the exact integer
+dot product of a block, then one chain of float32 fma over the blocks. So results do not depend on
+the number of columns, the tile's shape or the instructions used.
+
+Without VNNI dot products are collected in i16: |sum| <= n * 2 * q * 127 for n products of quants
+up to q. That is 30480 for 8 of 4 bits, 31496 for 4 of 5 bits, 32004 for 2 of 6 bits and 32512 for
+one of 8 bits: the `limit` of `Dots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml.backends.cpu.kernels.emit import (
+    V,
+    add_pairs,
+    at,
+    broadcast,
+    dot_accumulate,
+    load_vector,
+    multiply_pairs,
+    tile_operation,
+)
+from pyggml.backends.cpu.kernels.simd import F32, HAS_VNNI, I32, Vec, half_to_float
+from pyggml.backends.cpu.panels import LAYOUTS
+from pyggml.dtypes import GGMLType
+
+
+class Tile:
+    """Reads one unit of one or two panels, and the blocks of activations of some columns."""
+
+    def __init__(
+        self, b: Any, rows: int, columns: int, column_bytes: int, addresses: Sequence[Any]
+    ) -> None:
+        self.b, self.rows = b, rows
+        self.columns, self.column_bytes = columns, column_bytes
+        self.panels = addresses[: rows // 8]
+        self.y, self.y_step = addresses[2], addresses[3]
+
+    # ------------------------------------------------------------ weights: a lane per row
+    def _weights(self, vec: Vec, offset: int) -> V:
+        parts = [load_vector(self.b, vec, at(self.b, p, offset)) for p in self.panels]
+        return parts[0] if len(parts) == 1 else parts[0].concat(parts[1])
+
+    def quants(self, offset: int) -> V:
+        """4 bytes of each row."""
+        return self._weights(Vec("u8", 32), offset)
+
+    def words(self, offset: int) -> V:
+        """An i32 of each row."""
+        return self._weights(Vec("i32", 8), offset)
+
+    def halfs(self, offset: int) -> V:
+        """A half of each row, as f32."""
+        h = self._weights(Vec("f16", 8), offset)
+        return V(self.b, Vec("f32", self.rows), half_to_float(self.b, h.value))
+
+    # ------------------------------------------------------------ activations, repeated per row
+    def block(self, index: int) -> list[Any]:
+        """Addresses of block `index` of the unit, one per column."""
+        y = self.b.add(self.y, self.y_step) if index else self.y
+        return [at(self.b, y, self.column_bytes * c) for c in range(self.columns)]
+
+    def bytes4(self, address: Any, offset: int) -> V:
+        return broadcast(self.b, Vec("i8", 4 * self.rows), I32, at(self.b, address, offset))
+
+    def pair(self, address: Any, offset: int) -> V:
+        """Two i16."""
+        return broadcast(self.b, Vec("i16", 2 * self.rows), I32, at(self.b, address, offset))
+
+    def number(self, address: Any, offset: int) -> V:
+        return broadcast(self.b, Vec("f32", self.rows), F32, at(self.b, address, offset))
+
+    def integer(self, address: Any, offset: int) -> V:
+        return broadcast(self.b, Vec("i32", self.rows), I32, at(self.b, address, offset))
+
+    def zero(self) -> V:
+        vec = Vec("i32", self.rows)
+        return V(self.b, vec, ir.Constant(vec.ir, None))
+
+
+class Dots:
+    """Integer dot products of a tile's rows with each column."""
+
+    def __init__(
+        self,
+        tile: Tile,
+        columns: Sequence[Any],
+        limit: int,
+        scale: V | None = None,
+        start: int | None = None,
+    ) -> None:
+        """`columns` are addresses of blocks of activations.
+
+        The products are multiplied by `scale` (an i32 of each row that fits i16); `start` is the
+        offset of an i32 in the block that is added.
+        """
+        self.tile, self.columns, self.limit = tile, columns, limit
+        self.scale, self.start = scale, start
+        self.count = 0
+        self.sums: list[V] = []  # of products: i32 with VNNI, else i16
+        self.totals: list[V] = []
+        if HAS_VNNI:
+            self.sums = self._first()
+
+    def _first(self) -> list[V]:
+        if self.start is None:
+            return [self.tile.zero() for _ in self.columns]
+        return [self.tile.integer(y, self.start) for y in self.columns]
+
+    def add(self, quants: V, offset: int) -> None:
+        """Unsigned quants of 4 values, times the activations at an offset of the block."""
+        ys = [self.tile.bytes4(y, offset) for y in self.columns]
+        if HAS_VNNI:
+            self.sums = [dot_accumulate(s, quants, y) for s, y in zip(self.sums, ys, strict=True)]
+            return
+        products = [multiply_pairs(quants, y) for y in ys]
+        self.sums = _added(self.sums, products)
+        self.count += 1
+        if self.count == self.limit:
+            self._widen()
+
+    def add_signed(self, quants: V, offset: int) -> None:
+        """Signed quants; with VNNI shifted by 128, which `start` takes back."""
+        if HAS_VNNI:
+            self.add((quants ^ -128).cast("u8"), offset)
+            return
+        ys = [self.tile.bytes4(y, offset).with_sign_of(quants) for y in self.columns]
+        sizes = quants.absolute().cast("u8")
+        self.sums = [multiply_pairs(sizes, y) for y in ys]
+        self._widen()
+
+    def _widen(self) -> None:
+        factor = _ones(self.sums[0]) if self.scale is None else _twice(self.scale)
+        self.totals = _added(self.totals, [add_pairs(s, factor) for s in self.sums])
+        self.sums, self.count = [], 0
+
+    def finish(self) -> list[V]:
+        """The dot products in i32."""
+        if HAS_VNNI:
+            return self.sums if self.scale is None else [s * self.scale for s in self.sums]
+        if self.sums:
+            self._widen()
+        return self.totals if self.start is None else _added(self._first(), self.totals)
+
+
+def _added(before: list[V], more: list[V]) -> list[V]:
+    return [a + b for a, b in zip(before, more, strict=True)] if before else more
+
+
+def _ones(like: V) -> V:
+    return V(like.b, like.vec, ir.Constant(like.vec.ir, [1] * like.vec.lanes))
+
+
+def _twice(scale: V) -> V:
+    """Each i32 as two equal i16."""
+    return ((scale & 0xFFFF) | (scale << 16)).cast("i16")
+
+
+# ---------------------------------------------------------------- blocks of 32
+def _scaled(tile: Tile, acc: list[V], dots: list[V], d: V, ys: Sequence[Any]) -> list[V]:
+    """acc + dots * (d of the weights * d of the activations)."""
+    return [
+        dot.to_float().fma(d * tile.number(y, 0), a)
+        for a, dot, y in zip(acc, dots, ys, strict=True)
+    ]
+
+
+def _nibbles(tile: Tile, ys: Sequence[Any], at: int, h: V | None, start: int | None) -> list[V]:
+    """Dots of a block of 4-bit quants, or of 5 bits if h has the fifth."""
+    dots = Dots(tile, ys, 8 if h is None else 4, start=start)
+    for c in range(4):
+        q = tile.quants(at + 32 * c)
+        low, high = q & 15, q >> 4
+        if h is not None:
+            low, high = low | ((h >> c & 1) << 4), high | ((h >> (c + 4) & 1) << 4)
+        dots.add(low, 8 + 4 * c)
+        dots.add(high, 24 + 4 * c)
+    return dots.finish()
+
+
+def q4_0(tile: Tile, acc: list[V]) -> list[V]:
+    for i in range(2):
+        ys = tile.block(i)
+        acc = _scaled(tile, acc, _nibbles(tile, ys, 32 + 128 * i, None, 4), tile.halfs(16 * i), ys)
+    return acc
+
+
+def q5_0(tile: Tile, acc: list[V]) -> list[V]:
+    for i in range(2):
+        ys, at = tile.block(i), 32 + 160 * i
+        dots = _nibbles(tile, ys, at + 32, tile.quants(at), 4)
+        acc = _scaled(tile, acc, dots, tile.halfs(16 * i), ys)
+    return acc
+
+
+def _with_minimum(tile: Tile, acc: list[V], dots: list[V]) -> list[V]:
+    ys = tile.block(0)
+    acc, m = _scaled(tile, acc, dots, tile.halfs(0), ys), tile.halfs(16)
+    return [m.fma(tile.number(y, 4), a) for a, y in zip(acc, ys, strict=True)]
+
+
+def q4_1(tile: Tile, acc: list[V]) -> list[V]:
+    return _with_minimum(tile, acc, _nibbles(tile, tile.block(0), 32, None, None))
+
+
+def q5_1(tile: Tile, acc: list[V]) -> list[V]:
+    return _with_minimum(tile, acc, _nibbles(tile, tile.block(0), 64, tile.quants(32), None))
+
+
+def q8_0(tile: Tile, acc: list[V]) -> list[V]:
+    for i in range(2):
+        ys = tile.block(i)
+        dots = Dots(tile, ys, 1, start=4 if HAS_VNNI else None)
+        for c in range(8):
+            dots.add_signed(tile.quants(32 + 256 * i + 32 * c).cast("i8"), 8 + 4 * c)
+        acc = _scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys)
+    return acc
+
+
+# ---------------------------------------------------------------- blocks of 256
+SUMS16, SUMS32, QUANTS = 16, 48, 64  # offsets in a q8_K block
+
+
+def _times_sums(tile: Tile, words: Sequence[tuple[V, V]], sums: int) -> list[V]:
+    """Sums over sub-blocks of an i16 of each row times the activations' sum.
+
+    Each of `words` holds four sub-blocks as two vectors of pairs: 0 and 2, 1 and 3.
+    """
+    totals: list[V] = []
+    for i, pairs in enumerate(words):
+        for part, factors in enumerate(pairs):
+            at = sums + 8 * i + 4 * part
+            more = [add_pairs(factors, tile.pair(y, at)) for y in tile.block(0)]
+            totals = _added(totals, more)
+    return totals
+
+
+def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
+    ys, total = tile.block(0), list[V]()
+    for sub in range(8):
+        scale = tile.words(32 + 32 * (sub // 4)) >> 8 * (sub % 4) & 0xFF
+        dots = Dots(tile, ys, 8 if fifth is None else 4, scale)
+        for c in range(8):
+            q = tile.quants(quants + 256 * (sub // 2) + 32 * c)
+            q = q >> 4 if sub % 2 else q & 15
+            if fifth is not None:
+                q = q | ((tile.quants(fifth + 32 * c) >> sub & 1) << 4)
+            dots.add(q, QUANTS + 32 * sub + 4 * c)
+        total = _added(total, dots.finish())
+    acc = _scaled(tile, acc, total, tile.halfs(0), ys)
+    minimums = [tile.words(96), tile.words(128)]
+    words = [((m & 0xFF00FF).cast("i16"), (m >> 8 & 0xFF00FF).cast("i16")) for m in minimums]
+    return _scaled(tile, acc, _times_sums(tile, words, SUMS32), -tile.halfs(16), ys)
+
+
+def q4_k(tile: Tile, acc: list[V]) -> list[V]:
+    return _k45(tile, acc, None, 160)
+
+
+def q5_k(tile: Tile, acc: list[V]) -> list[V]:
+    return _k45(tile, acc, 160, 416)
+
+
+def _six_bits(tile: Tile, at: int, group: int) -> V:
+    """The values of one of the four groups of 32 in 3 x 32 bytes."""
+    low, h = tile.quants(at + 32 * (group % 2)), tile.quants(at + 64)
+    if group < 2:
+        return (low & 15) | ((h & 3) << 4 if group == 0 else (h & 12) << 2)
+    return (low >> 4) | (h & 48 if group == 2 else h >> 2 & 48)
+
+
+def q6_k(tile: Tile, acc: list[V]) -> list[V]:
+    ys, total = tile.block(0), list[V]()
+    scales = [tile.words(32 * i) for i in range(4)]  # of 4 sub-blocks of 16 each
+    for half in range(2):
+        for part in range(2):
+            for group in range(4):
+                sub = 8 * half + 2 * group + part
+                scale = scales[sub // 4] << (24 - 8 * (sub % 4)) >> 24
+                dots = Dots(tile, ys, 2, scale)
+                for c in range(4 * part, 4 * part + 4):
+                    q = _six_bits(tile, 128 + 96 * (8 * half + c), group)
+                    dots.add(q, QUANTS + 128 * half + 32 * group + 4 * c)
+                total = _added(total, dots.finish())
+    words = [((s.cast("i16") << 8) >> 8, s.cast("i16") >> 8) for s in scales]
+    offsets = _times_sums(tile, words, SUMS16)
+    centred = [t - (o << 5) for t, o in zip(total, offsets, strict=True)]
+    return _scaled(tile, acc, centred, tile.halfs(1664), ys)
+
+
+Body = Callable[[Tile, list[V]], list[V]]
+BODIES: dict[GGMLType, Body] = {
+    GGMLType.Q4_0: q4_0,
+    GGMLType.Q4_1: q4_1,
+    GGMLType.Q5_0: q5_0,
+    GGMLType.Q5_1: q5_1,
+    GGMLType.Q8_0: q8_0,
+    GGMLType.Q4_K: q4_k,
+    GGMLType.Q5_K: q5_k,
+    GGMLType.Q6_K: q6_k,
+}
+
+
+def unit_operation(type: GGMLType, rows: int, columns: int) -> Any:
+    """Operation (acc, unit, unit of the next panel, activations, bytes to the next block, _, _)."""
+    column_bytes = LAYOUTS[type].activations.nbytes
+
+    def emit(b: Any, acc: list[V], addresses: Sequence[Any]) -> list[V]:
+        return BODIES[type](Tile(b, rows, columns, column_bytes, addresses), acc)
+
+    return tile_operation(rows, columns, emit)

@@ -1,0 +1,191 @@
+"""Compiled kernels by name. Object code is the cache, so a normal start imports no Numba.
+
+Each kernel is one object file in a folder named by everything the code depends on: the kernel
+sources, the CPU and the compiler's versions. What is missing is compiled by several processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import platformdirs
+
+from pyggml.backends.cpu.object_file import read_object
+from pyggml.backends.cpu.target import Target
+
+log = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+# Sources that end up in object code.
+SOURCES = ("node.py", "state.py", "panels.py", "compile.py", "target.py", "kernels/*.py")
+
+Progress = Callable[[int, int, str], None]  # kernels done, kernels in all, name of the last
+
+
+def no_progress(done: int, total: int, name: str) -> None:
+    """Say nothing."""
+
+
+class KernelLibrary:
+    """Addresses of kernels; compiles what no earlier run has left in the cache folder."""
+
+    def __init__(self, target: Target | None = None, cache: Path | None = None) -> None:
+        self.target = target or Target.host()
+        self.progress: Progress = no_progress
+        self._root = cache or default_cache()
+        self._folder: Path | None = None
+        self._addresses: dict[str, int] = {}
+        self._engines: list[llvm.ExecutionEngine] = []  # they own the code
+        self._lock = threading.Lock()
+
+    def addresses(self, names: Collection[str], progress: Progress | None = None) -> dict[str, int]:
+        """The address of each kernel; the first use of a kernel takes 0.3 to 3 s to compile it."""
+        with self._lock:
+            missing = [n for n in dict.fromkeys(names) if n not in self._addresses]
+            if missing:
+                self._addresses |= self._load(self._objects(missing, progress or self.progress))
+            return {n: self._addresses[n] for n in names}
+
+    def compile_all(self, progress: Progress | None = None) -> None:
+        """Compile every kernel there is."""
+        from pyggml.backends.cpu.compile import kernel_names
+
+        self.addresses(kernel_names(), progress)
+
+    # ------------------------------------------------------------ object files
+    def _objects(self, names: list[str], progress: Progress) -> dict[str, bytes]:
+        folder = self._folder = self._folder or _writable(self._root / f"kernels-{self.digest()}")
+        found = {n: read_object(folder / f"{n}.o") for n in names}
+        missing = [n for n, code in found.items() if code is None]
+        for done, name in enumerate(_compile(missing, folder, self.target), 1):
+            progress(done, len(missing), name)
+            found[name] = read_object(folder / f"{name}.o")
+        lost = [n for n, code in found.items() if code is None]
+        if lost:
+            raise OSError(f"{folder}: cannot read back the compiled kernels {', '.join(lost)}")
+        return {n: code for n, code in found.items() if code is not None}
+
+    def digest(self) -> str:
+        """Names everything that the object code depends on."""
+        h = hashlib.sha256()
+        for pattern in SOURCES:
+            for path in sorted(HERE.glob(pattern)):
+                h.update(f"{path.name}\n".encode() + path.read_bytes())
+        versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
+        h.update("\n".join([self.target.cpu, self.target.features, *versions]).encode())
+        return h.hexdigest()[:20]
+
+    def _load(self, objects: dict[str, bytes]) -> dict[str, int]:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.target.machine())
+        for code in objects.values():
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._engines.append(engine)
+        found = {name: engine.get_function_address(name) for name in objects}
+        assert all(found.values()), f"no code for {[n for n, a in found.items() if not a]}"
+        return found
+
+
+def default_cache() -> Path:
+    """PYGGML_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("PYGGML_CACHE") or platformdirs.user_cache_dir("pyggml"))
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, created; a temporary one if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as e:
+        other = Path(tempfile.mkdtemp(prefix="pyggml-kernels-"))
+        log.warning(
+            "cannot write to the kernel cache %s (%s): compiling into %s for this run; "
+            "set PYGGML_CACHE to a writable folder to keep the kernels",
+            folder,
+            e.strerror or e,
+            other,
+        )
+        return other
+    return folder
+
+
+# ---------------------------------------------------------------- worker processes
+def _compile(names: list[str], folder: Path, target: Target) -> Iterator[str]:
+    """Compile in parallel processes; yields each name when its file is there."""
+    n_workers = min(len(names), usable_cores())
+    wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+    for name in names:
+        wanted.put(name)
+    with ThreadPoolExecutor(max(1, n_workers)) as executor:
+        for _ in range(n_workers):
+            executor.submit(_drive_worker, wanted, finished, folder, target)
+        try:
+            for _ in names:
+                result = finished.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            while not wanted.empty():  # interrupted: let the workers stop
+                wanted.get()
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _drive_worker(
+    wanted: queue.SimpleQueue[str],
+    finished: queue.SimpleQueue[str | BaseException],
+    folder: Path,
+    target: Target,
+) -> None:
+    """Feed one worker process until nothing is wanted any more."""
+    try:
+        with _start_worker(folder, target) as process:
+            assert process.stdin is not None and process.stdout is not None
+            while True:
+                try:
+                    name = wanted.get_nowait()
+                except queue.Empty:
+                    process.stdin.close()
+                    return
+                process.stdin.write(f"{name}\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+                if not answer:
+                    raise RuntimeError(f"the compiler process ended while compiling {name}")
+                error = json.loads(answer)["error"]
+                if error:
+                    raise RuntimeError(f"kernel {name} does not compile: {error}")
+                finished.put(name)
+    except BaseException as e:
+        finished.put(e)
+
+
+def _start_worker(folder: Path, target: Target) -> subprocess.Popen[str]:
+    path = os.pathsep.join(p for p in sys.path if p)  # the child finds what this process found
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyggml.backends.cpu.compile", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **target.environment()},
+    )

@@ -1,0 +1,34 @@
+"""Host memory as NumPy arrays: aligned, lazily touched, or at a given address."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+ALIGNMENT = 64
+
+
+def aligned_words(n: int) -> npt.NDArray[np.int64]:
+    """n zeroed int64 words that start on a cache line."""
+    raw = np.zeros(n + ALIGNMENT // 8, np.int64)
+    start = -raw.ctypes.data % ALIGNMENT // 8
+    return raw[start : start + n]
+
+
+def reserve(nbytes: int) -> Bytes:
+    """Zeroed memory on page boundaries; the system provides a page when it is first touched."""
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+
+
+def at_address(address: int, nbytes: int) -> Bytes:
+    """Memory that belongs to somebody else."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def as_bytes(data: memoryview) -> Bytes:
+    """The bytes of a contiguous buffer, writable if it is."""
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,88 @@
+"""Memory layouts of the matrix products: weights in panels of 8 rows, activations as int8.
+
+The 8 lanes of a vector are 8 rows of the weights: 32 bytes hold, for each row, 4 consecutive
+quants, and the activation side is 4 bytes repeated. So dot products need no sums across lanes and
+the scales of 8 rows are one vector. A panel is read from front to back, in *units*:
+
+    type   values  bytes  fields
+    Q4_0       64    288  f16 d[2][8], 2 x u8 q[4][8][4]
+    Q4_1       32    160  f16 d[8], m[8], u8 q[4][8][4]
+    Q5_0       64    352  f16 d[2][8], 2 x (u8 h[8][4], q[4][8][4])
+    Q5_1       32    192  f16 d[8], m[8], u8 h[8][4], q[4][8][4]
+    Q8_0       64    544  f16 d[2][8], 2 x i8 q[8][8][4]
+    Q4_K      256   1184  f16 d[8], dmin[8], u8 scale[2][8][4], min[2][8][4], q[4][8][8][4]
+    Q5_K      256   1440  the same with u8 h[8][8][4] before q
+    Q6_K      256   1696  i8 scale[4][8][4], 16 x u8 (ql, ql + 32, qh)[3][8][4], f16 d[8], 16 unused
+
+Two blocks share a unit where one would not be a multiple of 32 bytes: vectors that cross a cache
+line load at half speed. The second block of a last odd unit has d = 0.
+
+In q, the low nibbles of a 32-block's bytes are its values 0..15 and the high ones 16..31 (as in the
+file; K types: 32-block 2i and 2i + 1). h holds the fifth bits: Q5_0 and Q5_1 value 4c + j is bit c
+of byte j; Q5_K as in the file.
+
+Activations lie in groups of GROUP columns (or alone): block by block, and in it column by column.
+
+    q8    32 values  f32 d, f32 d * sum(q) or i32 -zero * sum(q), i8 q[32]         40 bytes
+    q8_K  256        f32 d, 12 unused, i16 sums16[16], i16 sums32[8], i8 q[256]   320 bytes
+
+The sums of each 4 neighbours are stored in the order 0 2 1 3, as the bytes of scales unpack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyggml.dtypes import GGMLType
+
+ROWS: Final = 8  # of a panel
+GROUP: Final = 8  # columns that a group of activations holds
+Q8_BYTES: Final = 40
+Q8K_BYTES: Final = 320
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationFormat:
+    """How a column of activations is quantized."""
+
+    name: str
+    values: int  # per block
+    nbytes: int
+    zero: int = 0  # subtracted from every weight; 0: the block keeps d * sum(q)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLayout:
+    """How a type's weights lie in a panel."""
+
+    values: int  # per unit and row
+    nbytes: int  # per unit of 8 rows
+    activations: ActivationFormat
+
+    def panel_bytes(self, k: int) -> int:
+        """Bytes of 8 rows of k values."""
+        return self.units(k) * self.nbytes
+
+    def units(self, k: int) -> int:
+        return -(-k // self.values)
+
+
+_Q8 = ActivationFormat("q8", 32, Q8_BYTES)
+_Q8K = ActivationFormat("q8_K", 256, Q8K_BYTES)
+
+
+def _q8_zero(zero: int) -> ActivationFormat:
+    return ActivationFormat(f"q8-{zero}", 32, Q8_BYTES, zero)
+
+
+LAYOUTS: dict[GGMLType, PanelLayout] = {
+    GGMLType.Q4_0: PanelLayout(64, 288, _q8_zero(8)),
+    GGMLType.Q4_1: PanelLayout(32, 160, _Q8),
+    GGMLType.Q5_0: PanelLayout(64, 352, _q8_zero(16)),
+    GGMLType.Q5_1: PanelLayout(32, 192, _Q8),
+    GGMLType.Q8_0: PanelLayout(64, 544, _q8_zero(128)),
+    GGMLType.Q4_K: PanelLayout(256, 1184, _Q8K),
+    GGMLType.Q5_K: PanelLayout(256, 1440, _Q8K),
+    GGMLType.Q6_K: PanelLayout(256, 1696, _Q8K),
+}
