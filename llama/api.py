@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from pyggml.llama.loader import Model, ModelParams, Progress, load_model
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
 from pyggml.llama.session import GenerateParams, Session, Step, Timings
 
-Message = Mapping[str, Any]
+PromptProgress = Callable[[int, int], None]  # prompt tokens done, in all
 
 
 class Chat:
@@ -43,24 +43,31 @@ class Chat:
         *,
         sampler: Sampler | None = None,
         params: GenerateParams | None = None,
-        **sampling: Any,
+        on_prompt: PromptProgress | None = None,
+        **options: Any,
     ) -> Iterator[Step]:
         """Continue a text or tokens. Keywords: fields of GenerateParams and SamplingParams.
 
         >>> text = "".join(s.text for s in chat.generate("Once upon", n_predict=8, temp=0))
         """
-        general, sampling = _split(GenerateParams, sampling)
+        general, sampling = _split(GenerateParams, options)
         params = replace(params or GenerateParams(), **general)
         sampler = sampler or self.llama.sampler(**sampling)
         tokens = self.llama.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return self.session.generate(tokens, sampler, params)
+        return self.session.generate(tokens, sampler, params, on_prompt)
 
     def chat(self, text: str, *, system: str | None = None, **options: Any) -> Iterator[Step]:
         """Say something; the answer's text joins the messages when it ends."""
         if system is not None and not self.messages:
             self.messages.append({"role": "system", "content": system})
         self.messages.append({"role": "user", "content": text})
-        return self._answer(self.generate(self.render(), **options))
+        try:
+            steps = self.generate(self.render(), **options)
+        except BaseException:
+            # a message that was not understood is not part of the conversation
+            self.messages.pop()
+            raise
+        return self._answer(steps)
 
     def render(self) -> list[int]:
         """The messages as prompt tokens, ending where the assistant speaks."""
@@ -75,6 +82,15 @@ class Chat:
                 yield step
         finally:
             self.messages.append({"role": "assistant", "content": "".join(parts)})
+
+    def take_back(self) -> str | None:
+        """Forget the last question and its answer; returns the question, None if there is none."""
+        for i in range(len(self.messages) - 1, -1, -1):
+            if self.messages[i]["role"] == "user":
+                text: str = self.messages[i]["content"]
+                del self.messages[i:]
+                return text
+        return None
 
     def clear(self) -> None:
         """Forget the messages and the memory."""
@@ -116,7 +132,11 @@ class Llama:
 
     def sampler(self, **params: Any) -> Sampler:
         """A sampler chain; keywords are fields of SamplingParams."""
-        return make_chain(SamplingParams(**params), self.vocab_info())
+        return self.sampler_of(SamplingParams(**params))
+
+    def sampler_of(self, params: SamplingParams) -> Sampler:
+        """A sampler chain of given parameters."""
+        return make_chain(params, self.vocab_info())
 
     def vocab_info(self) -> VocabInfo:
         """What sampling needs to know of the vocabulary."""
@@ -124,9 +144,9 @@ class Llama:
         return VocabInfo(
             n_vocab=self.model.hparams.n_vocab,
             n_ctx=self.context_params.n_ctx or self.model.hparams.n_ctx_train,
-            eog_ids=frozenset(vocab.eog_ids),
+            eog_ids=vocab.eog,
             end_id=vocab.end_id,
-            suppress_ids=frozenset(vocab.suppress_ids),
+            suppress_ids=frozenset(vocab.suppressed),
             token_to_piece=lambda token: vocab.token_to_piece(token, special=True),
             tokenize=lambda text: vocab.tokenize(text, add_special=False, parse_special=False),
         )

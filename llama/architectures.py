@@ -9,7 +9,7 @@ from pyggml.gguf import Metadata
 from pyggml.llama import models
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams
-from pyggml.llama.weights import Weights, WantList
+from pyggml.llama.weights import WantList, Weights
 from pyggml.tensor import Tensor
 
 

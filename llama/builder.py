@@ -175,29 +175,43 @@ class Builder:
 
 
 def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
-    """The rope operation's parameters; YaRN's own attention factor is undone by the op itself."""
-    ext = scaling.ext_factor
-    if ext < 0:
-        ext = 1.0 if scaling.type == "yarn" else 0.0
+    """The rope operation's parameters."""
     return RopeParams(
         n_dims=hp.n_rot,
         mode=hp.rope_mode,
         n_ctx_orig=scaling.n_ctx_orig,
         freq_base=scaling.freq_base,
         freq_scale=scaling.freq_scale,
-        ext_factor=ext,
-        attn_factor=scaling.attn_factor,
+        ext_factor=scaling.extrapolation,
+        attn_factor=_attn_factor(scaling),
         beta_fast=scaling.beta_fast,
         beta_slow=scaling.beta_slow,
     )
 
 
+def _attn_factor(scaling: RopeScaling) -> float:
+    if not scaling.extrapolation:
+        return scaling.yarn_attn_factor * scaling.attn_factor
+    factor = 1.0 / scaling.freq_scale
+    wanted = _magnitude(factor, 1.0)
+    if scaling.yarn_log_mul:
+        wanted /= _magnitude(factor, scaling.yarn_log_mul)
+    return wanted / _own_magnitude(scaling) * scaling.attn_factor
+
+
+def _magnitude(factor: float, m: float) -> float:
+    """YaRN's rule: attention is sharpened when positions are squeezed."""
+    return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+
+def _own_magnitude(scaling: RopeScaling) -> float:
+    """What the operation multiplies by on its own."""
+    return 1.0 - 0.1 * math.log(scaling.freq_scale) if scaling.extrapolation else 1.0
+
+
 def shift_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
     """Parameters that rotate cached keys further without scaling them a second time."""
-    params = rope_params(hp, scaling)
-    # with YaRN the operation multiplies by 1 + 0.1 ln(1 / freq_scale) on its own
-    yarn = 1.0 + 0.1 * math.log(1.0 / params.freq_scale) if params.ext_factor else 1.0
-    return replace(params, attn_factor=1.0 / yarn)
+    return replace(rope_params(hp, scaling), attn_factor=1.0 / _own_magnitude(scaling))
 
 
 def rope_factors(w: Weights, is_long: bool) -> Tensor | None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml import build
 from pyggml.backend import Backend, Status, tensor_get, tensor_set
-from pyggml.errors import UserError
+from pyggml.dtypes import GGMLType
+from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
 from pyggml.llama.batch import Batch, BatchError, IntArray, Ubatch
 from pyggml.llama.builder import Builder, GraphInputs, GraphShape, rope_factors, shift_params
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
-from pyggml.llama.kv_cache import CacheParams, KvCache, Memory, make_memory
+from pyggml.llama.kv_cache import N_KV_STEP, CacheParams, KvCache, Memory, make_memory
+from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model
 from pyggml.params import FlashAttnParams
 from pyggml.sched import Scheduler
@@ -26,6 +28,8 @@ from pyggml.tensor import Tensor, new_tensor
 log = logging.getLogger("pyggml.context")
 
 F32 = npt.NDArray[np.float32]
+Slots = tuple[IntArray, ...]  # the cells of one ubatch, per cache
+MIB = 1 << 20
 
 
 class ContextFull(UserError):
@@ -70,40 +74,55 @@ class Context:
         self.model = model
         hp = model.hparams
         self.params = (params or ContextParams()).resolved(hp, model.n_cores)
-        rope_swa = hp.rope_swa and self.params.rope.apply(hp.rope_swa)
-        self.hparams = replace(hp, rope=self.params.rope.apply(hp.rope), rope_swa=rope_swa)
-        self.backends: list[Backend] = [device.init_backend() for device in model.devices]
-        self.flash_attn = self._resolve_flash_attn()
-        self.memory = self._make_memory()
-        self.sched = Scheduler(self.backends)
+        self.hparams = self.params.rope.apply_all(hp)
         self.perf = Perf()
+        self.n_nodes: dict[str, int] = {}
         self._built: _Built | None = None
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
         self._row_of: dict[int, int] = {}
-        self._reserve()
-        if hp.n_ctx_train < self.params.n_ctx:
+        self.flash_attn = self._resolve_flash_attn()
+        self.memory = self._make_memory()
+        self.backends: list[Backend] = []
+        try:
+            self.backends += (device.init_backend() for device in model.devices)
+            self.sched = Scheduler(self.backends)
+            self._reserve()
+        except BaseException:
+            self.close()
+            raise
+        self._report()
+
+    def _report(self) -> None:
+        for backend in self.backends:
+            size = self.sched.buffer_size(backend) / MIB
+            log.info("%12s compute buffer size = %8.2f MiB", backend.name, size)
+        n_ctx, trained = self.params.n_ctx, self.hparams.n_ctx_train
+        if n_ctx > trained:
             log.warning(
                 "the context of %d tokens is longer than the %d the model was trained with",
-                self.params.n_ctx,
-                hp.n_ctx_train,
+                n_ctx,
+                trained,
             )
 
     # ------------------------------------------------------------ construction
     def _resolve_flash_attn(self) -> bool:
-        if self.params.flash_attn != "auto":
-            wanted = self.params.flash_attn == "on"
-            if wanted and not self._flash_attn_supported():
-                raise UserError("--flash-attn on: no device can run it for this model; use auto")
-            return wanted
-        return self._flash_attn_supported()
+        wanted, hp = self.params.flash_attn, self.hparams
+        supported = all(self._flash_attn_supported(il) for il in range(hp.n_layer))
+        if wanted == "on" and not supported:
+            raise UserError("--flash-attn on: no device can run it for this model; use auto")
+        use = supported if wanted == "auto" else wanted == "on"
+        if not use and len(set(hp.n_head_kv)) > 1:
+            # transposed values of different widths cannot be written with one list of indices
+            raise UserError("the layers of this model differ in width: it needs --flash-attn on")
+        return use
 
-    def _flash_attn_supported(self) -> bool:
+    def _flash_attn_supported(self, il: int) -> bool:
         hp = self.hparams
-        n_kv, type_k = 256, CACHE_TYPES[self.params.type_k]
-        q = new_tensor(build.F32, hp.n_embd_head_k, 1, hp.n_head[0])
-        k = new_tensor(type_k, hp.n_embd_head_k, n_kv, hp.n_head_kv[0])
-        v = new_tensor(CACHE_TYPES[self.params.type_v], hp.n_embd_head_v, n_kv, hp.n_head_kv[0])
-        mask = new_tensor(CACHE_TYPES["f16"], n_kv, 1)
+        type_k, type_v = CACHE_TYPES[self.params.type_k], CACHE_TYPES[self.params.type_v]
+        q = new_tensor(build.F32, hp.n_embd_head_k, 1, hp.n_head[il])
+        k = new_tensor(type_k, hp.n_embd_head_k, N_KV_STEP, hp.n_head_kv[il])
+        v = new_tensor(type_v, hp.n_embd_head_v, N_KV_STEP, hp.n_head_kv[il])
+        mask = new_tensor(GGMLType.F16, N_KV_STEP, 1)
         node = build.flash_attn_ext(q, k, v, mask, FlashAttnParams(hp.kq_scale))
         return any(device.supports_op(node) for device in self.model.devices)
 
@@ -117,24 +136,42 @@ class Context:
             n_seq_max=p.n_seq_max,
         )
         memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
-        for part in memory.caches:
-            part.allocate(self.model.devices[-1].buffer_type())
+        buft = self.model.devices[-1].buffer_type()
+        try:
+            for part in memory.caches:
+                part.allocate(buft)
+                log.info("%12s KV buffer size = %8.2f MiB", buft.name, part.nbytes / MIB)
+        except OutOfMemory as e:
+            memory.free()
+            raise OutOfMemory(
+                f"a context of {p.n_ctx} tokens needs {memory.nbytes / MIB:,.0f} MiB for keys and "
+                f"values, which {buft.name} does not have: use a smaller --ctx-size\n{e}"
+            ) from e
         return memory
 
     def _reserve(self) -> None:
         """Allocate for the largest graphs: a full ubatch and a single token over all cells."""
         n_kv = tuple(cache.params.size for cache in self.memory.caches)
         n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
-        self.n_nodes: dict[str, int] = {}
         for name, n in (("tg", 1), ("pp", n_tokens)):
             built = self._describe(GraphShape(n, n, n_kv))
             self.n_nodes[name] = len(built.graph.nodes)
             self.sched.reserve(built.graph)
 
+    def warm_up(self) -> None:
+        """Run BOS and EOS once, so that later runs are as fast as they can be; leaves no trace."""
+        special = self.model.vocab.special
+        tokens = [t for t in (special.bos, special.eos) if t is not None] or [0]
+        self.decode(Batch.of(tokens[: self.params.n_batch], 0))
+        self.memory.clear()
+        self._forget_logits()
+        self.perf = Perf()
+
     def close(self) -> None:
         """Stop threads and free memory."""
         for backend in self.backends:
             backend.close()
+        self.memory.free()
 
     # ------------------------------------------------------------ decode
     @property
@@ -144,30 +181,35 @@ class Context:
     def decode(self, batch: Batch) -> None:
         """Compute a batch; logits of its marked tokens are then available.
 
-        Raises BatchError (nothing changed) or ContextFull (nothing changed).
+        Raises BatchError or ContextFull, then the memory is as before. Interrupted by anything
+        else it keeps the ubatches that were computed, and nothing of the one that was not.
         """
         start = time.perf_counter()
         self._check(batch)
+        self._forget_logits()
         self._apply_shift()
         ubatches = list(batch.split(self.params.n_ubatch))
         slots = self._find_slots(ubatches)
-        n_outputs = int(np.count_nonzero(batch.wants_logits))
-        self._logits = np.empty((n_outputs, self.hparams.n_vocab), np.float32)
-        marked = np.flatnonzero(batch.wants_logits)
-        self._row_of = {int(token): row for row, token in enumerate(marked)}
+        marked = np.flatnonzero(batch.wants_logits).tolist()
+        logits: F32 = np.empty((len(marked), self.hparams.n_vocab), np.float32)
         row = 0
         for ubatch, cells in zip(ubatches, slots, strict=True):
-            self._run(ubatch, cells, self._logits[row : row + len(ubatch.outputs)])
-            row += len(ubatch.outputs)
+            n = len(ubatch.outputs)
+            self._run(ubatch, cells, logits[row : row + n])
+            row += n
+        self._logits, self._row_of = logits, {token: row for row, token in enumerate(marked)}
         self.perf.add(batch.n_tokens, 1e3 * (time.perf_counter() - start))
+
+    def _forget_logits(self) -> None:
+        self._logits, self._row_of = self._logits[:0], {}
 
     def logits(self, i: int = -1) -> F32:
         """[n_vocab] of token i of the last batch; a negative i counts from the last output."""
-        if i < 0:
-            return self._logits[i]
-        if i not in self._row_of:
-            raise BatchError(f"token {i} of the batch was not marked for logits")
-        return self._logits[self._row_of[i]]
+        row = self._row_of.get(i, -1) if i >= 0 else len(self._logits) + i
+        if row < 0:
+            raise BatchError(f"there are no logits of token {i}: mark it before decoding")
+        result: F32 = self._logits[row]
+        return result
 
     def all_logits(self) -> F32:
         """[n_outputs, n_vocab] of the last batch, in its order."""
@@ -175,90 +217,82 @@ class Context:
 
     def _check(self, batch: Batch) -> None:
         batch.check(self.hparams.n_vocab, self.params.n_seq_max)
-        if batch.n_tokens == 0:
-            raise BatchError("the batch is empty")
         if batch.n_tokens > self.params.n_batch:
             raise BatchError(
                 f"the batch has {batch.n_tokens} tokens, more than --batch-size "
                 f"{self.params.n_batch}"
             )
-        expected: dict[int, int] = {}
-        for pos, ids in zip(batch.pos.tolist(), batch.seq_ids, strict=True):
-            for seq in ids:
-                last = expected.get(seq, self.memory.pos_max(seq))
-                # an empty sequence may start anywhere
-                if pos != last + 1 and (seq in expected or last >= 0):
-                    raise BatchError(
-                        f"sequence {seq}: position {pos} follows {last}; "
-                        "positions must remain consecutive"
-                    )
-                expected[seq] = pos
+        batch.follows(self.memory.pos_max)
+        batch.check_shared(self.memory.fingerprint)
 
-    def _find_slots(self, ubatches: Sequence[Ubatch]) -> list[tuple[IntArray, ...]]:
+    def _find_slots(self, ubatches: Sequence[Ubatch]) -> list[Slots]:
         """Cells for every ubatch and cache, before anything is computed or changed."""
-        if len(ubatches) == 1:
-            return [self._find_slot(ubatches[0])]
-        saved = [cache.cells.save() for cache in self.memory.caches]
-        slots = []
-        try:
-            for ubatch in ubatches:
-                slots.append(self._find_slot(ubatch))
-                self._occupy(ubatch, slots[-1])
-        finally:
-            for cache, state in zip(self.memory.caches, saved, strict=True):
-                cache.cells.restore(state)
-        return slots
+        # what the first ubatches take is tried out on copies; a single one takes nothing
+        tried = [cache.cells for cache in self.memory.caches]
+        if len(ubatches) > 1:
+            tried = [cells.clone() for cells in tried]
+        found: list[Slots] = []
+        for ubatch in ubatches:
+            slots = [
+                self._find_slot(cache, cells, ubatch.n_tokens)
+                for cache, cells in zip(self.memory.caches, tried, strict=True)
+            ]
+            found.append(tuple(slots))
+            if len(ubatches) > 1:
+                for cells, slot in zip(tried, slots, strict=True):
+                    cells.occupy(slot, ubatch.pos, ubatch.seq_ids)
+        return found
 
-    def _find_slot(self, ubatch: Ubatch) -> tuple[IntArray, ...]:
-        slots = []
-        for cache in self.memory.caches:
-            slot = cache.cells.find_slot(ubatch.n_tokens, cache.params.n_swa)
-            if slot is None:
-                raise ContextFull(
-                    f"no room for {ubatch.n_tokens} more tokens in a context of "
-                    f"{self.params.n_ctx}: use a larger --ctx-size"
-                )
-            slots.append(slot)
-        return tuple(slots)
-
-    def _occupy(self, ubatch: Ubatch, slots: tuple[IntArray, ...]) -> None:
-        for cache, slot in zip(self.memory.caches, slots, strict=True):
-            cache.cells.occupy(slot, ubatch.pos, ubatch.seq_ids)
+    def _find_slot(self, cache: KvCache, cells: Cells, n: int) -> IntArray:
+        slot = cache.find_slot(cells, n)
+        if slot is None:
+            raise ContextFull(
+                f"no room for {n} more tokens in a context of {self.params.n_ctx}: "
+                "use a larger --ctx-size"
+            )
+        return slot
 
     # ------------------------------------------------------------ one ubatch
-    def _run(self, ubatch: Ubatch, slots: tuple[IntArray, ...], out: F32) -> None:
+    def _run(self, ubatch: Ubatch, slots: Slots, out: F32) -> None:
         """Compute a ubatch and copy its logits to `out` [n_outputs, n_vocab]."""
-        self._occupy(ubatch, slots)
-        shape = GraphShape(
-            ubatch.n_tokens,
-            len(ubatch.outputs),
-            tuple(cache.n_kv() for cache in self.memory.caches),
-        )
-        if self._built is not None and self._built.shape == shape:
-            self.perf.n_reused += 1
-        else:
-            self._built = self._describe(shape)
-            self.sched.reset()
-            self.sched.alloc_graph(self._built.graph)
-        self._fill(self._built.inputs, ubatch, slots)
-        self._set_threads(ubatch.n_tokens)
         try:
-            status = self.sched.graph_compute(self._built.graph)
-            if status != Status.SUCCESS:
-                raise RuntimeError(f"computing the graph failed: {status.name}")
+            for cache, slot in zip(self.memory.caches, slots, strict=True):
+                cache.cells.occupy(slot, ubatch.pos, ubatch.seq_ids)
+            built = self._prepare(ubatch)
+            self._fill(built.inputs, ubatch, slots)
+            self._compute(built.graph, ubatch.n_tokens)
+            if out.size:
+                tensor_get(built.logits, out.data.cast("B"))
         except BaseException:
             # also Ctrl-C: what was not computed must not look as if it were
+            self._built = None
+            first: dict[int, int] = {}
             for pos, ids in zip(ubatch.pos.tolist(), ubatch.seq_ids, strict=True):
                 for seq in ids:
-                    self.memory.remove(seq, pos, pos + 1)
+                    self.memory.remove(seq, first.setdefault(seq, pos))
             raise
-        if out.size:
-            tensor_get(self._built.logits, memoryview(out).cast("B"))
 
-    def _set_threads(self, n_tokens: int) -> None:
+    def _prepare(self, ubatch: Ubatch) -> _Built:
+        """The graph for a ubatch: the latest one if it has the same shape."""
+        n_kv = tuple(cache.n_kv() for cache in self.memory.caches)
+        shape = GraphShape(ubatch.n_tokens, len(ubatch.outputs), n_kv)
+        if self._built is not None and self._built.shape == shape:
+            self.perf.n_reused += 1
+            return self._built
+        self._built = None
+        built = self._describe(shape)
+        self.sched.reset()
+        self.sched.alloc_graph(built.graph)
+        self._built = built
+        return built
+
+    def _compute(self, graph: Graph, n_tokens: int) -> None:
         n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
         for backend in self.backends:
             backend.set_n_threads(n)
+        status = self.sched.graph_compute(graph)
+        if status != Status.SUCCESS:
+            raise RuntimeError(f"computing the graph failed: {status.name}")
 
     def _describe(self, shape: GraphShape) -> _Built:
         builder = Builder(
@@ -272,7 +306,7 @@ class Context:
         builder.graph.expand(logits)
         return _Built(shape, builder.graph, builder.inputs, logits)
 
-    def _fill(self, inputs: GraphInputs, ubatch: Ubatch, slots: tuple[IntArray, ...]) -> None:
+    def _fill(self, inputs: GraphInputs, ubatch: Ubatch, slots: Slots) -> None:
         _set(inputs.tokens, ubatch.tokens)
         _set(inputs.pos, ubatch.pos)
         _set(inputs.out_ids, ubatch.outputs)
@@ -287,12 +321,21 @@ class Context:
     # ------------------------------------------------------------ position shift
     def _apply_shift(self) -> None:
         """Rotate the keys whose positions were moved (K-shift)."""
-        for cache in self.memory.caches:
-            if cache.cells.has_shift:
-                self._shift_cache(cache)
+        shifted = [cache for cache in self.memory.caches if cache.cells.has_shift]
+        if not shifted:
+            return
+        self._built = None
+        try:
+            for cache in shifted:
+                self._shift_keys(cache)
                 cache.cells.shift[:] = 0
+            self._reserve()
+        except BaseException:
+            # some keys may be rotated and some not: none can be trusted
+            self.memory.clear()
+            raise
 
-    def _shift_cache(self, cache: KvCache) -> None:
+    def _shift_keys(self, cache: KvCache) -> None:
         hp, size = self.hparams, cache.params.size
         graph = Graph()
         shift = new_tensor(build.I32, size, name="k_shift").as_input()
@@ -306,12 +349,11 @@ class Context:
             graph.expand(build.cpy(rotated, view))
         self.sched.reset()
         self.sched.alloc_graph(graph)
-        self._built = None
         _set(shift, cache.cells.shift)
-        self.sched.graph_compute(graph)
+        self._compute(graph, size)
 
 
 def _set(leaf: Tensor, values: npt.NDArray[np.generic]) -> None:
     """Fill an input; one that no node uses has no memory and stays empty."""
     if leaf.buffer is not None and values.size:
-        tensor_set(leaf, memoryview(np.ascontiguousarray(values)).cast("B"))
+        tensor_set(leaf, np.ascontiguousarray(values).data.cast("B"))

@@ -2,19 +2,20 @@
 
 from dataclasses import dataclass, replace
 
+from pyggml.backend import pad
 from pyggml.dtypes import GGMLType
 from pyggml.errors import ConfigError
-from pyggml.llama.hparams import HParams, RopeScaling
+from pyggml.llama.hparams import ROPE_TYPES, HParams, RopeScaling
 
 FLASH_ATTN = ("auto", "on", "off")
 CACHE_TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
-MIN_CTX = 8
 CTX_STEP = 256
+MAX_SEQ = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOverrides:
-    """Rope parameters given by the user; None (YaRN: negative) means the model's own."""
+    """Rope parameters given by the user; None, 0 (YaRN: negative) means the model's own."""
 
     scaling: str | None = None
     freq_base: float | None = None
@@ -25,21 +26,37 @@ class RopeOverrides:
     yarn_beta_fast: float = -1.0
     yarn_beta_slow: float = -1.0
 
+    def __post_init__(self) -> None:
+        if self.scaling not in (None, *ROPE_TYPES):
+            raise ConfigError(f"--rope-scaling {self.scaling}: one of {', '.join(ROPE_TYPES)}")
+
     def apply(self, rope: RopeScaling) -> RopeScaling:
-        """The model's scaling with the user's changes."""
+        """The model's scaling with the user's changes; raises ConfigError."""
         type_ = self.scaling or rope.type
-        freq_scale = rope.freq_scale if self.freq_scale is None else self.freq_scale
-        return replace(
+        changed = replace(
             rope,
             type=type_,
-            freq_base=rope.freq_base if self.freq_base is None else self.freq_base,
-            freq_scale=1.0 if type_ == "none" else freq_scale,
+            freq_base=self.freq_base or rope.freq_base,
+            freq_scale=1.0 if type_ == "none" else self.freq_scale or rope.freq_scale,
             n_ctx_orig=self.yarn_orig_ctx or rope.n_ctx_orig,
             ext_factor=_given(self.yarn_ext_factor, rope.ext_factor),
-            attn_factor=_given(self.yarn_attn_factor, rope.attn_factor),
+            yarn_attn_factor=_given(self.yarn_attn_factor, rope.yarn_attn_factor),
             beta_fast=_given(self.yarn_beta_fast, rope.beta_fast),
             beta_slow=_given(self.yarn_beta_slow, rope.beta_slow),
         )
+        if changed.problem():
+            raise ConfigError(f"--rope-* and --yarn-*: {changed.problem()}")
+        return changed
+
+    def apply_all(self, hp: HParams) -> HParams:
+        """The hyper-parameters with the user's changes.
+
+        Layers with a sliding window keep their own frequencies: they see no long context.
+        """
+        rope, swa = self.apply(hp.rope), hp.rope_swa
+        if swa is not None:
+            swa = replace(rope, freq_base=swa.freq_base, freq_scale=swa.freq_scale)
+        return replace(hp, rope=rope, rope_swa=swa)
 
 
 def _given(value: float, default: float) -> float:
@@ -74,6 +91,8 @@ class ContextParams:
         ):
             if n < low:
                 raise ConfigError(f"{flag} {n} is too small: it must be at least {low}")
+        if self.n_seq_max > MAX_SEQ:
+            raise ConfigError(f"n_seq_max {self.n_seq_max}: there can be {MAX_SEQ} sequences")
         if self.flash_attn not in FLASH_ATTN:
             raise ConfigError(f"--flash-attn {self.flash_attn}: one of {', '.join(FLASH_ATTN)}")
         for flag, name in (("--cache-type-k", self.type_k), ("--cache-type-v", self.type_v)):
@@ -87,7 +106,7 @@ class ContextParams:
         n_threads = self.n_threads or n_cores
         return replace(
             self,
-            n_ctx=-(-max(n_ctx, MIN_CTX) // CTX_STEP) * CTX_STEP,
+            n_ctx=pad(n_ctx, CTX_STEP),
             n_batch=n_batch,
             n_ubatch=min(self.n_ubatch or n_batch, n_batch),
             n_threads=n_threads,

@@ -7,27 +7,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata, ValueType
 from pyggml.ops import RopeMode
 
 MAX_LAYERS = 512
+MAX_WINDOW = 1 << 30  # a sliding window as wide as this hides nothing
+MAX_FLOAT = 1e38  # kernels compute in float32
+ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How positions beyond the training context are squeezed; `type` none, linear or yarn."""
+    """How positions beyond the training context are squeezed."""
 
     freq_base: float = 10000.0
-    freq_scale: float = 1.0
-    type: str = "linear"
+    freq_scale: float = 1.0  # without effect if the type is none
+    type: str = "linear"  # one of ROPE_TYPES
     n_ctx_orig: int = 0
     attn_factor: float = 1.0
     ext_factor: float = -1.0  # negative: 1 for yarn, else 0
+    yarn_attn_factor: float = 1.0  # without effect if ext_factor is not 0
+    yarn_log_mul: float = 0.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    @property
+    def extrapolation(self) -> float:
+        """YaRN's ext_factor: 0 stretches all frequencies alike."""
+        if self.ext_factor < 0:
+            return 1.0 if self.type == "yarn" else 0.0
+        return self.ext_factor
+
+    def problem(self) -> str:
+        """What makes these numbers useless; "" if they are fine."""
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "type"}
+        for name, number in numbers.items():
+            if not abs(number) < MAX_FLOAT:
+                return f"{name} is {number:g}"
+        positive = ["freq_base", "freq_scale"]
+        if self.extrapolation:
+            positive += ["n_ctx_orig", "beta_fast", "beta_slow"]
+        for name in positive:
+            if numbers[name] <= 0:
+                return f"{name} is {numbers[name]:g}, it must be positive"
+        if self.extrapolation and self.freq_base == 1:
+            return "freq_base is 1: all frequencies would be equal"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +101,15 @@ class HParams:
         return bool(self.is_swa) and self.is_swa[il]
 
 
-def swa_pattern(kv: Metadata, key: str, n_layer: int, default: int) -> tuple[bool, ...]:
+def swa_window(kv: Metadata) -> int:
+    """Positions that a layer with a sliding window sees; 0: there are no such layers."""
+    key = f"{kv.get_str('general.architecture')}.attention.sliding_window"
+    return min(kv.get_int(key, 0), MAX_WINDOW)
+
+
+def swa_pattern(kv: Metadata, n_layer: int, default: int) -> tuple[bool, ...]:
     """Which layers have a sliding window: a list, or n for "every n-th layer sees everything"."""
+    key = f"{kv.get_str('general.architecture')}.attention.sliding_window_pattern"
     if key in kv and kv.type_of(key) is ValueType.ARRAY:
         return tuple(bool(v) for v in kv.get_per_layer(key, n_layer))
     n = kv.get_int(key, default)
@@ -83,25 +118,48 @@ def swa_pattern(kv: Metadata, key: str, n_layer: int, default: int) -> tuple[boo
     return tuple(il % n < n - 1 for il in range(n_layer))
 
 
+def not_negative(kv: Metadata, key: str, default: float | None = None) -> float:
+    """A finite number that is at least 0; without a default the key must be there."""
+    value = kv.get_float(key) if default is None else kv.get_float(key, default)
+    if not 0 <= value < MAX_FLOAT:
+        raise ModelError(f"{key} is {value:g}; it must be a number of at least 0")
+    return value
+
+
+def rope_of_window(kv: Metadata, rope: RopeScaling) -> RopeScaling:
+    """Rotation in layers with a sliding window: a base of their own, and no squeezing."""
+    key = f"{kv.get_str('general.architecture')}.rope.freq_base_swa"
+    scaling = replace(rope, freq_base=kv.get_float(key, 10000.0), freq_scale=1.0)
+    return _checked(scaling, f"{key} or others")
+
+
 def rope_scaling(kv: Metadata, n_ctx_train: int) -> RopeScaling:
     """The rope.* keys."""
     a = kv.get_str("general.architecture")
     type_ = kv.get_str(f"{a}.rope.scaling.type", "linear")
-    known = ("none", "linear", "yarn", "longrope")
-    if type_ not in known:
-        raise ModelError(f"{a}.rope.scaling.type is {type_!r}; known are {', '.join(known)}")
+    if type_ not in ROPE_TYPES:
+        raise ModelError(f"{a}.rope.scaling.type is {type_!r}; known are {', '.join(ROPE_TYPES)}")
     factor = kv.get_float(f"{a}.rope.scaling.factor", 0.0)
     factor = factor or kv.get_float(f"{a}.rope.scale_linear", 0.0)
-    return RopeScaling(
+    scaling = RopeScaling(
         freq_base=kv.get_float(f"{a}.rope.freq_base", 10000.0),
-        freq_scale=1.0 if factor == 0 or type_ == "none" else 1.0 / factor,
+        freq_scale=1.0 / factor if factor else 1.0,
         type=type_,
         n_ctx_orig=kv.get_int(f"{a}.rope.scaling.original_context_length", n_ctx_train),
         attn_factor=kv.get_float(f"{a}.rope.scaling.attn_factor", 1.0),
         ext_factor=kv.get_float(f"{a}.rope.scaling.yarn_ext_factor", -1.0),
+        yarn_attn_factor=kv.get_float(f"{a}.rope.scaling.yarn_attn_factor", 1.0),
+        yarn_log_mul=kv.get_float(f"{a}.rope.scaling.yarn_log_multiplier", 0.0),
         beta_fast=kv.get_float(f"{a}.rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=kv.get_float(f"{a}.rope.scaling.yarn_beta_slow", 1.0),
     )
+    return _checked(scaling, f"{a}.rope.*")
+
+
+def _checked(scaling: RopeScaling, keys: str) -> RopeScaling:
+    if scaling.problem():
+        raise ModelError(f"{keys}: {scaling.problem()}")
+    return scaling
 
 
 def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
@@ -114,7 +172,8 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
     n_head = tuple(kv.get_per_layer(f"{a}.attention.head_count", n_layer))
     n_head_kv = tuple(kv.get_per_layer(f"{a}.attention.head_count_kv", n_layer, n_head))
     _check_heads(a, n_embd, n_head, n_head_kv)
-    head_k = kv.get_int(f"{a}.attention.key_length", n_embd // n_head[0])
+    head = n_embd // n_head[0]
+    head_k = kv.get_int(f"{a}.attention.key_length", head)
     n_ctx_train = kv.get_int(f"{a}.context_length")
     hp = HParams(
         arch=a,
@@ -127,9 +186,9 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
         n_head_kv=n_head_kv,
         n_ff=tuple(kv.get_per_layer(f"{a}.feed_forward_length", n_layer, (0,) * n_layer)),
         n_embd_head_k=head_k,
-        n_embd_head_v=kv.get_int(f"{a}.attention.value_length", n_embd // n_head[0]),
+        n_embd_head_v=kv.get_int(f"{a}.attention.value_length", head),
         n_rot=kv.get_int(f"{a}.rope.dimension_count", head_k),
-        rms_eps=kv.get_float(f"{a}.attention.layer_norm_rms_epsilon"),
+        rms_eps=not_negative(kv, f"{a}.attention.layer_norm_rms_epsilon"),
         rope_mode=rope_mode,
         rope=rope_scaling(kv, n_ctx_train),
     )
@@ -143,16 +202,22 @@ def _check_heads(arch: str, n_embd: int, n_head: Sequence[int], n_head_kv: Seque
     for heads, heads_kv in zip(n_head, n_head_kv, strict=True):
         if heads < 1 or heads_kv < 1 or heads % heads_kv:
             raise ModelError(
-                f"{arch}.attention.head_count {heads} is not a multiple of head_count_kv {heads_kv}"
+                f"{arch}.attention.head_count is {heads} and head_count_kv {heads_kv}; "
+                "both must be positive, and the first a multiple of the second"
             )
 
 
 def _check_sizes(hp: HParams) -> None:
-    if hp.n_ctx_train < 1:
-        raise ModelError(f"{hp.arch}.context_length is {hp.n_ctx_train}; it must be positive")
-    for what, n in (("key_length", hp.n_embd_head_k), ("value_length", hp.n_embd_head_v)):
+    sizes = {
+        "context_length": hp.n_ctx_train,
+        "attention.key_length": hp.n_embd_head_k,
+        "attention.value_length": hp.n_embd_head_v,
+        "feed_forward_length": min(hp.n_ff),
+        "vocab_size": hp.n_vocab,
+    }
+    for key, n in sizes.items():
         if n < 1:
-            raise ModelError(f"{hp.arch}.attention.{what} is {n}; it must be positive")
+            raise ModelError(f"{hp.arch}.{key} is {n}; it must be positive")
     if hp.n_rot % 2 or not 0 < hp.n_rot <= hp.n_embd_head_k:
         raise ModelError(
             f"{hp.arch}.rope.dimension_count is {hp.n_rot}; "

@@ -6,7 +6,7 @@ Cells are written through `set_rows` by index, so a graph does not change while 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,14 @@ import numpy.typing as npt
 from pyggml import build
 from pyggml.backend import Buffer, BufferType, alloc_tensors, pad
 from pyggml.dtypes import GGMLType
-from pyggml.llama.hparams import HParams
+from pyggml.errors import UserError
 from pyggml.llama.batch import Ubatch
+from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cells import Cells, IntArray
 from pyggml.tensor import Tensor, new_tensor
 
 N_KV_STEP = 256  # graphs look at a multiple of this many cells, so that they can be reused
-ALL_POSITIONS = 1 << 30
+ALL_POSITIONS = (1 << 31) - 1  # beyond every position
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,17 @@ class CacheParams:
     v_trans: bool  # element (cell i, dim j) of v at j * size + i: for attention without flash
     n_seq_max: int = 1
     n_swa: int = 0
+    reuse: bool = False  # cells that a sequence's window has left behind are free
 
 
 class KvCache:
-    """Keys and values of some layers."""
+    """Keys and values of some layers. It has neither memory nor cells until `allocate`."""
 
     def __init__(self, hp: HParams, layers: Sequence[int], params: CacheParams) -> None:
         self.hp = hp
         self.layers = tuple(layers)
         self.params = params
-        self.cells = Cells(params.size, params.n_seq_max)
+        self.cells = Cells(0, params.n_seq_max)
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
         for il in layers:
@@ -61,10 +63,24 @@ class KvCache:
         self.buffer: Buffer | None = None
 
     def allocate(self, buft: BufferType) -> None:
-        """Place the tensors; they start as zeros, since masked cells are still multiplied."""
+        """Place the tensors; they start as zeros, since masked cells are still multiplied.
+
+        Raises OutOfMemory.
+        """
         self.buffer = alloc_tensors([*self.k.values(), *self.v.values()], buft)
+        assert self.buffer is not None
+        self.buffer.clear(0)
+        self.cells = Cells(self.params.size, self.params.n_seq_max)
+
+    def free(self) -> None:
+        """Give the memory back."""
         if self.buffer is not None:
-            self.buffer.clear(0)
+            self.buffer.free()
+            self.buffer = None
+
+    def find_slot(self, cells: Cells, n: int) -> IntArray | None:
+        """Where n tokens would go in `cells`, which are the cache's or a copy to try things on."""
+        return cells.find_slot(n, self.params.n_swa if self.params.reuse else 0)
 
     @property
     def nbytes(self) -> int:
@@ -146,43 +162,76 @@ class Memory:
     def index_of_layer(self, il: int) -> int:
         return self._of_layer[il]
 
+    def _check(self, *seqs: int) -> None:
+        n = self.caches[0].params.n_seq_max
+        for seq in seqs:
+            if not 0 <= seq < n:
+                raise UserError(f"there is no sequence {seq}: they are 0..{n - 1} (n_seq_max)")
+
     def clear(self) -> None:
         """Forget everything."""
         for cache in self.caches:
             cache.cells.clear()
 
+    def free(self) -> None:
+        """Give the memory back."""
+        for cache in self.caches:
+            cache.free()
+
     def pos_max(self, seq: int) -> int:
         """Last position of a sequence, -1 if there is none."""
+        self._check(seq)
         return max(cache.cells.pos_max(seq) for cache in self.caches)
 
     def pos_min(self, seq: int) -> int:
         """First position that every layer still holds, -1 if there is none."""
+        self._check(seq)
         return max(cache.cells.pos_min(seq) for cache in self.caches)
+
+    def can_continue(self, seq: int, n: int) -> bool:
+        """Whether a token at position n of a sequence finds all that it may see, in every layer."""
+        self._check(seq)
+        return all(cache.cells.can_continue(seq, n, cache.params.n_swa) for cache in self.caches)
+
+    def fingerprint(self, seq: int) -> bytes:
+        """Equal for two sequences that hold the same cells."""
+        return b"".join(cache.cells.seq[seq].tobytes() for cache in self.caches)
 
     def remove(self, seq: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
         """Forget positions p0..p1-1 of a sequence (-1: of all)."""
+        if seq != -1:
+            self._check(seq)
         for cache in self.caches:
             cache.cells.remove(seq, p0, p1)
 
     def copy(self, src: int, dst: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
         """Let a sequence share another's cells."""
+        self._check(src, dst)
         for cache in self.caches:
             cache.cells.copy(src, dst, p0, p1)
 
     def keep(self, seq: int) -> None:
         """Forget every other sequence."""
+        self._check(seq)
         for cache in self.caches:
             cache.cells.keep(seq)
 
     def shift(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move positions; the keys are rotated before the next decode."""
+        self._check(seq)
         for cache in self.caches:
             cache.cells.add(seq, p0, p1, delta)
 
+    def divide(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Divide positions (self-extend); the keys are rotated before the next decode."""
+        self._check(seq)
+        for cache in self.caches:
+            cache.cells.divide(seq, p0, p1, d)
+
     @property
     def can_shift(self) -> bool:
-        """Whether positions can be moved: all caches must hold the same range."""
-        return len({cache.params.size for cache in self.caches}) == 1
+        """Whether positions can be moved: every cache must hold all of them."""
+        return not any(cache.params.reuse for cache in self.caches)
 
     @property
     def nbytes(self) -> int:
@@ -199,14 +248,8 @@ def make_memory(
     window = params.size
     if not swa_full:
         window = pad(min(params.size, hp.n_swa * params.n_seq_max + n_ubatch), N_KV_STEP)
-    swa = CacheParams(
-        size=window,
-        type_k=params.type_k,
-        type_v=params.type_v,
-        v_trans=params.v_trans,
-        n_seq_max=params.n_seq_max,
-        n_swa=hp.n_swa,
-    )
+    # a window cache as large as the other one holds the same cells: it can be cut and shifted
+    swa = replace(params, size=window, n_swa=hp.n_swa, reuse=window < params.size)
     full = [il for il in layers if not hp.swa(il)]
     caches = [KvCache(hp, full, params)] if full else []
     return Memory([*caches, KvCache(hp, [il for il in layers if hp.swa(il)], swa)])

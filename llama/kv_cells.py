@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 EMPTY = -1
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
-CellState = tuple[IntArray, IntArray, BoolArray, int]
 
 
 class Cells:
@@ -48,13 +48,17 @@ class Cells:
         held = self.pos[self.seq[seq]]
         return int(held.max()) if held.size else EMPTY
 
+    def can_continue(self, seq: int, n: int, n_swa: int = 0) -> bool:
+        """Whether a token at position n finds all that it may see, and nothing lies beyond it."""
+        first = max(0, n - n_swa + 1) if n_swa else 0
+        pos = self.pos[self.seq[seq]]
+        return np.array_equal(np.sort(pos[pos >= first]), np.arange(first, n))
+
     def find_slot(self, n: int, n_swa: int = 0) -> IntArray | None:
         """Indices of n cells to write, from `head` on and wrapping; None if there are not enough.
 
         Free is an empty cell, or with a sliding window one whose only sequence has moved past it.
         """
-        if n > self.size:
-            return None
         free = self.pos < 0
         if n_swa:
             free |= self._out_of_window(n_swa)
@@ -96,13 +100,11 @@ class Cells:
         self.shift[indices] = 0
         self.seq[:, indices] = False
 
-    def save(self) -> CellState:
-        """A copy of everything, for `restore`."""
-        return self.pos.copy(), self.shift.copy(), self.seq.copy(), self.head
-
-    def restore(self, state: CellState) -> None:
-        """Return to a saved state."""
-        self.pos[:], self.shift[:], self.seq[:], self.head = state
+    def clone(self) -> Cells:
+        """An independent copy, to try things out."""
+        twin = copy.copy(self)
+        twin.pos, twin.shift, twin.seq = self.pos.copy(), self.shift.copy(), self.seq.copy()
+        return twin
 
     def clear(self) -> None:
         """Empty every cell."""
@@ -129,6 +131,8 @@ class Cells:
 
     def add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move positions; cells that would become negative are freed."""
+        if delta == 0:
+            return
         moved = self.seq[seq] & (self.pos >= p0) & (self.pos < p1)
         self.pos[moved] += delta
         self.shift[moved] += delta

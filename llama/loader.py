@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +12,11 @@ from pathlib import Path
 
 from pyggml import registry
 from pyggml.backend import Buffer, BufferType, Device, Usage, alloc_tensors
-from pyggml.dtypes import GGMLType
 from pyggml.errors import ConfigError, ModelError
 from pyggml.gguf import Gguf, GgufTensor, Metadata, Override, open_gguf
 from pyggml.llama import architectures
 from pyggml.llama.architectures import Architecture
+from pyggml.llama.description import describe
 from pyggml.llama.hparams import HParams
 from pyggml.llama.memory_lock import MemoryLock
 from pyggml.llama.placement import select_buffer_type
@@ -82,11 +83,14 @@ class Model:
 
     @property
     def n_params(self) -> int:
-        """Number of weights in the file."""
-        total = 0
-        for t in self.gguf.tensors.values():
-            total += t.nbytes // t.type.type_size * t.type.block_size
-        return total
+        """Number of weights in the file; tied ones count once."""
+        return sum(math.prod(t.ne) for t in self.gguf.tensors.values())
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and type: "llama 135M Q4_1"."""
+        types = [t.type for t in self.gguf.tensors.values()]
+        return describe(self.metadata, self.n_params, types)
 
     def close(self) -> None:
         """Give memory and files back."""
@@ -258,11 +262,3 @@ class _Loading:
     def _lock(self) -> None:
         for buffer in self.model.buffers:
             self.model.lock.lock(buffer.base, buffer.size)
-
-
-def type_counts(gguf: Gguf) -> dict[GGMLType, int]:
-    """How many tensors of each type a file has, most frequent first."""
-    counts: dict[GGMLType, int] = {}
-    for t in gguf.tensors.values():
-        counts[t.type] = counts.get(t.type, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pyggml.errors import UserError
 from pyggml.llama.batch import Batch
 from pyggml.llama.context import Context
+from pyggml.llama.detokenize import Detokenizer
 from pyggml.llama.sampling import Sampler
 from pyggml.llama.stop_strings import StopStrings
 from pyggml.llama.vocab import Vocab
@@ -88,6 +89,7 @@ class Session:
 
     context: Context
     tokens: list[int] = field(default_factory=list)  # what the memory holds, by position
+    prompt: list[int] = field(default_factory=list)  # of the latest generation
     timings: Timings = field(default_factory=Timings)
     seq: int = 0
 
@@ -116,6 +118,7 @@ class Session:
         if not prompt:
             raise UserError("the prompt is empty and the model has no BOS token to start from")
         self._check_fits(len(prompt), params)
+        self.prompt = list(prompt)
         for token in prompt:
             sampler.accept(token)
         self.timings = Timings()
@@ -200,7 +203,7 @@ class _Run:
         self.sampler = sampler
         self.params = params
         self.n_keep = n_keep
-        self.text = session.vocab.stream(special=params.special)
+        self.text = Detokenizer(session.vocab, special=params.special)
         self.stops = StopStrings(params.stop)
 
     def steps(self) -> Iterator[Step]:
@@ -214,7 +217,7 @@ class _Run:
             if self.session.vocab.is_eog(token):
                 yield Step(token, self._flush(), EOG)
                 return
-            text, matched = self.stops.feed(self.text.feed(token))
+            text, matched = self.stops.feed(self.text.push(token))
             finish = STOP if matched else self._limit(n_generated)
             if finish and not matched:
                 text += self._flush()

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, swa_pattern
-from pyggml.llama.weights import Weights, WantList
+from pyggml.llama.hparams import (
+    HParams,
+    common,
+    not_negative,
+    rope_of_window,
+    swa_pattern,
+    swa_window,
+)
+from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import GluOp, RopeMode
 from pyggml.tensor import Tensor
 
@@ -15,18 +22,16 @@ LAYERS_OF_27B = 62
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NEOX)
-    n_swa = kv.get_int("gemma3.attention.sliding_window", 0)
-    swa = swa_pattern(kv, "gemma3.attention.sliding_window_pattern", hp.n_layer, 6)
+    n_swa = swa_window(kv)
     # only the largest model divides by the width of the residual stream per head
     head = hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_OF_27B else hp.n_embd_head_k
-    freq_base_swa = kv.get_float("gemma3.rope.freq_base_swa", 10000.0)
     return replace(
         hp,
         n_swa=n_swa,
-        is_swa=swa if n_swa else (),
-        rope_swa=replace(hp.rope, freq_base=freq_base_swa, freq_scale=1.0) if n_swa else None,
+        is_swa=swa_pattern(kv, hp.n_layer, 6) if n_swa else (),
+        rope_swa=rope_of_window(kv, hp.rope) if n_swa else None,
         attention_scale=1.0 / math.sqrt(head),
-        final_logit_softcap=kv.get_float("gemma3.final_logit_softcapping", 0.0),
+        final_logit_softcap=not_negative(kv, "gemma3.final_logit_softcapping", 0.0),
     )
 
 

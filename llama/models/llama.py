@@ -5,19 +5,21 @@ from dataclasses import replace
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common
-from pyggml.llama.weights import Weights, WantList
-from pyggml.ops import Op, RopeMode
+from pyggml.llama.hparams import HParams, common, not_negative
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NORMAL)
     if kv.get_int("llama.expert_count", 0):
-        raise ModelError("llama with experts (Mixtral) is not supported yet; dense models are")
+        raise ModelError("llama.expert_count: models with experts (Mixtral) are not supported")
     if hp.n_rot != hp.n_embd_head_k:
-        raise ModelError(f"invalid n_rot: {hp.n_rot}, expected {hp.n_embd_head_k}")
-    return replace(hp, attention_scale=kv.get_float("llama.attention.scale", 0.0))
+        raise ModelError(
+            f"llama.rope.dimension_count is {hp.n_rot}; it must be the head size {hp.n_embd_head_k}"
+        )
+    return replace(hp, attention_scale=not_negative(kv, "llama.attention.scale", 0.0))
 
 
 def weights(hp: HParams) -> WantList:

@@ -3,7 +3,7 @@
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams, common
-from pyggml.llama.weights import OUTPUT, Weights, WantList
+from pyggml.llama.weights import OUTPUT, WantList, Weights
 from pyggml.ops import Op, RopeMode
 from pyggml.tensor import Tensor
 

@@ -3,7 +3,7 @@
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams, common
-from pyggml.llama.weights import Weights, WantList
+from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
