@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backend import Device
 from pyggml.errors import ConfigError, UserError
 from pyggml.gguf import Override, parse_override
 from pyggml.llama.batch import Batch
@@ -25,7 +27,7 @@ PromptProgress = Callable[[int, int], None]  # prompt tokens done, in all
 
 
 class Chat:
-    """A session with messages: `chat("Hello")` yields the answer's steps."""
+    """A conversation: messages, and a session that holds their tokens."""
 
     def __init__(self, llama: Llama, session: Session) -> None:
         self.llama = llama
@@ -51,13 +53,20 @@ class Chat:
         >>> text = "".join(s.text for s in chat.generate("Once upon", n_predict=8, temp=0))
         """
         general, sampling = _split(GenerateParams, options)
+        if sampler is None:
+            sampler = self.llama.sampler(**sampling)
+        elif sampling:
+            raise ConfigError(f"{', '.join(sampling)}: the given sampler decides about sampling")
         params = replace(params or GenerateParams(), **general)
-        sampler = sampler or self.llama.sampler(**sampling)
-        tokens = self.llama.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.llama.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self.session.generate(tokens, sampler, params, on_prompt)
 
     def chat(self, text: str, *, system: str | None = None, **options: Any) -> Iterator[Step]:
-        """Say something; the answer's text joins the messages when it ends."""
+        """Say something; the answer's steps. Keywords as for `generate`.
+
+        Both texts join the messages, the answer as it grows. `system` begins a new conversation.
+        """
+        n = len(self.messages)
         if system is not None and not self.messages:
             self.messages.append({"role": "system", "content": system})
         self.messages.append({"role": "user", "content": text})
@@ -65,23 +74,16 @@ class Chat:
             steps = self.generate(self.render(), **options)
         except BaseException:
             # a message that was not understood is not part of the conversation
-            self.messages.pop()
+            del self.messages[n:]
             raise
-        return self._answer(steps)
+        answer = {"role": "assistant", "content": ""}
+        self.messages.append(answer)
+        return _written(steps, answer)
 
     def render(self) -> list[int]:
         """The messages as prompt tokens, ending where the assistant speaks."""
         text = self.llama.template.render(self.messages, add_generation_prompt=True)
         return self.llama.tokenize(text, parse_special=True)
-
-    def _answer(self, steps: Iterator[Step]) -> Iterator[Step]:
-        parts: list[str] = []
-        try:
-            for step in steps:
-                parts.append(step.text)
-                yield step
-        finally:
-            self.messages.append({"role": "assistant", "content": "".join(parts)})
 
     def take_back(self) -> str | None:
         """Forget the last question and its answer; returns the question, None if there is none."""
@@ -97,6 +99,16 @@ class Chat:
         self.messages.clear()
         self.session.clear()
 
+    def close(self) -> None:
+        """Give the memory back; the model stays loaded."""
+        self.llama.close_context(self.session.context)
+
+
+def _written(steps: Iterator[Step], answer: dict[str, Any]) -> Iterator[Step]:
+    for step in steps:
+        answer["content"] += step.text
+        yield step
+
 
 class Llama:
     """A loaded model; usable as a context manager."""
@@ -107,6 +119,11 @@ class Llama:
         self.template = template
         self._contexts: list[Context] = []
         self._scratch: Context | None = None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the user or the model chose the chat template."""
+        return self.template.explicit
 
     # ------------------------------------------------------------ text and tokens
     def tokenize(
@@ -121,10 +138,18 @@ class Llama:
 
     # ------------------------------------------------------------ running
     def context(self) -> Context:
-        """A new context with this model's parameters."""
+        """A new context with this model's parameters, warmed up unless they say otherwise."""
         context = Context(self.model, self.context_params)
         self._contexts.append(context)
+        if self.context_params.warmup:
+            context.warm_up()
         return context
+
+    def close_context(self, context: Context) -> None:
+        """Stop a context's threads and give its memory back."""
+        if context in self._contexts:
+            self._contexts.remove(context)
+            context.close()
 
     def session(self) -> Chat:
         """A new conversation with a memory of its own."""
@@ -132,7 +157,9 @@ class Llama:
 
     def sampler(self, **params: Any) -> Sampler:
         """A sampler chain; keywords are fields of SamplingParams."""
-        return self.sampler_of(SamplingParams(**params))
+        for_sampling, unknown = _split(SamplingParams, params)
+        _refuse(unknown, SamplingParams, GenerateParams)
+        return self.sampler_of(SamplingParams(**for_sampling))
 
     def sampler_of(self, params: SamplingParams) -> Sampler:
         """A sampler chain of given parameters."""
@@ -140,12 +167,13 @@ class Llama:
 
     def vocab_info(self) -> VocabInfo:
         """What sampling needs to know of the vocabulary."""
-        vocab = self.model.vocab
+        vocab, hp = self.model.vocab, self.model.hparams
+        ends = [i for i in (vocab.special.eot, vocab.special.eos) if i is not None]
         return VocabInfo(
-            n_vocab=self.model.hparams.n_vocab,
-            n_ctx=self.context_params.n_ctx or self.model.hparams.n_ctx_train,
+            n_vocab=hp.n_vocab,
+            n_ctx=self.context_params.resolved(hp, self.model.n_cores).n_ctx,
             eog_ids=vocab.eog,
-            end_id=vocab.end_id,
+            end_id=ends[0] if ends else -1,
             suppress_ids=frozenset(vocab.suppressed),
             token_to_piece=lambda token: vocab.token_to_piece(token, special=True),
             tokenize=lambda text: vocab.tokenize(text, add_special=False, parse_special=False),
@@ -153,26 +181,28 @@ class Llama:
 
     def logits(self, ids: Sequence[int], *, all: bool = False) -> npt.NDArray[np.float32]:
         """Logits after these tokens: [n_vocab], or with `all` one row per token."""
-        if not ids:
+        if not len(ids):
             raise UserError("logits of no tokens: give at least one")
         if self._scratch is None:
             self._scratch = self.context()
         context = self._scratch
+        if len(ids) > context.n_ctx:
+            raise UserError(
+                f"logits of {len(ids)} tokens: a context of {context.n_ctx} cannot hold them, "
+                "use a larger n_ctx"
+            )
         context.memory.clear()
-        rows = []
-        for i in range(0, len(ids), context.params.n_batch):
-            part = ids[i : i + context.params.n_batch]
-            is_last = i + context.params.n_batch >= len(ids)
-            wanted = "all" if all else "last" if is_last else "none"
-            context.decode(Batch.of(part, i, logits=wanted))
+        step, rows = context.params.n_batch, []
+        for i in range(0, len(ids), step):
+            context.decode(Batch.of(ids[i : i + step], i, logits="all" if all else "last"))
             rows.append(context.all_logits())
-        return np.concatenate(rows) if all else rows[-1][-1]
+        return np.concatenate(rows) if all else context.logits(-1)
 
     # ------------------------------------------------------------ lifetime
     def close(self) -> None:
         """Stop threads and give all memory back."""
-        for context in self._contexts:
-            context.close()
+        for context in list(self._contexts):
+            self.close_context(context)
         self.model.close()
 
     def __enter__(self) -> Self:
@@ -194,6 +224,7 @@ def load(
     chat_template: str | None = None,
     jinja: bool = True,
     override_kv: Sequence[str | Override] = (),
+    devices: Sequence[Device] | None = None,
     **params: Any,
 ) -> Llama:
     """Load a GGUF model.
@@ -203,18 +234,23 @@ def load(
     flash_attn, type_k, type_v, swa_full, ...) and of RopeOverrides (freq_base, freq_scale, ...).
 
     >>> with load("model.gguf", n_ctx=2048) as llama:
-    ...     for step in llama.session().chat("Why is the sky blue?", temp=0):
+    ...     for step in llama.session().chat("Why is the sky blue?", n_predict=32, temp=0):
     ...         print(step.text, end="")
     """
     overrides = tuple(parse_override(o) if isinstance(o, str) else o for o in override_kv)
     for_model, params = _split(ModelParams, params)
     for_rope, params = _split(RopeOverrides, params)
     for_context, unknown = _split(ContextParams, params)
-    if unknown:
-        raise ConfigError(f"load() has no parameter {', '.join(map(repr, unknown))}")
-    context_params = ContextParams(**{"rope": RopeOverrides(**for_rope), **for_context})
-    model = load_model(path, ModelParams(overrides=overrides, **for_model), progress)
-    template = select_template(model.metadata, model.vocab, chat_template, jinja=jinja)
+    _refuse(unknown, ModelParams, ContextParams, RopeOverrides)
+    rope = replace(for_context.pop("rope", RopeOverrides()), **for_rope)
+    context_params = ContextParams(rope=rope, **for_context)
+    for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
+    model = load_model(path, ModelParams(**for_model), progress, devices=devices)
+    try:
+        template = select_template(model.metadata, model.vocab, chat_template, jinja=jinja)
+    except BaseException:
+        model.close()
+        raise
     return Llama(model, context_params, template)
 
 
@@ -223,3 +259,11 @@ def _split(cls: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     names = {f.name for f in fields(cls)}
     mine = {k: v for k, v in options.items() if k in names}
     return mine, {k: v for k, v in options.items() if k not in names}
+
+
+def _refuse(unknown: Mapping[str, Any], *known: type) -> None:
+    """Raise ConfigError for keywords that nobody takes."""
+    for name in unknown:
+        near = get_close_matches(name, [f.name for cls in known for f in fields(cls)], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"there is no parameter {name!r}{hint}")

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from pyggml.tensor import Tensor, padded
 
 log = logging.getLogger("pyggml.loader")
 
+MAP_ALIGNMENT = 32  # tensors that lie less well in the file are copied
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
 Progress = Callable[[float], bool]  # share of the bytes that is loaded -> False cancels
 
@@ -74,7 +76,10 @@ class Model:
 
     @property
     def n_cores(self) -> int:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        """Processors that this process may use."""
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
 
     @property
     def nbytes(self) -> int:
@@ -100,15 +105,33 @@ class Model:
         self.gguf.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    want: Want
+    source: GgufTensor
+    tensor: Tensor
+    buft: BufferType
+
+
 def load_model(
-    path: str | Path, params: ModelParams | None = None, progress: Progress | None = None
+    path: str | Path,
+    params: ModelParams | None = None,
+    progress: Progress | None = None,
+    *,
+    devices: Sequence[Device] | None = None,
 ) -> Model:
-    """Open, check and place everything; raises GgufError, ModelError or OutOfMemory."""
+    """Open, check and place everything on `devices` (None: all there are).
+
+    Raises GgufError, ModelError, ConfigError or OutOfMemory, and LoadCancelled if `progress` asks
+    for it; then nothing stays open or allocated.
+    """
     start = time.perf_counter()
     params = params or ModelParams()
     gguf = open_gguf(path)
     try:
-        model = _load(gguf, params, progress or (lambda share: True))
+        with _about(gguf):
+            placed, model = _describe(gguf, params, tuple(devices or registry.devices()))
+        _Loading(model, params, placed, progress or (lambda share: True)).run()
     except BaseException:
         gguf.close()
         raise
@@ -116,53 +139,68 @@ def load_model(
     return model
 
 
-def _load(gguf: Gguf, params: ModelParams, progress: Progress) -> Model:
+@contextmanager
+def _about(gguf: Gguf) -> Iterator[None]:
+    """Let errors of a model name its file."""
+    try:
+        yield
+    except ModelError as e:
+        if str(gguf.path) in str(e):
+            raise
+        raise ModelError(f"{gguf.path}: {e}") from e
+
+
+def _describe(
+    gguf: Gguf, params: ModelParams, devices: tuple[Device, ...]
+) -> tuple[list[_Placed], Model]:
+    """The model without its data, and where each tensor is to go."""
     metadata = gguf.metadata.with_overrides(params.overrides)
     arch = architectures.find(metadata.get_str("general.architecture"))
     hp = arch.hparams(metadata)
     vocab = Vocab.from_metadata(metadata)
-    devices = tuple(registry.devices())
     placed = [
         _Placed(want, source, tensor, select_buffer_type(devices, want, tensor, params.repack))
-        for want, source, tensor in _match(gguf, arch.weights(hp))
+        for want, source, tensor in _match(gguf, hp.arch, list(arch.weights(hp)))
     ]
     tensors = {p.want.name: p.tensor for p in placed}
-    model = Model(gguf, metadata, arch, hp, vocab, devices, Weights(tensors, hp.n_layer))
-    _Loading(model, params, placed, progress).run()
-    return model
+    return placed, Model(gguf, metadata, arch, hp, vocab, devices, Weights(tensors, hp.n_layer))
 
 
 # ---------------------------------------------------------------- which tensors
-def _match(gguf: Gguf, wants: Iterable[Want]) -> list[tuple[Want, GgufTensor, Tensor]]:
+def _match(gguf: Gguf, arch: str, wants: Sequence[Want]) -> list[tuple[Want, GgufTensor, Tensor]]:
     """The file's tensor for every want, with its shape checked."""
     found = []
-    unused = set(gguf.tensors)
+    unknown = gguf.tensors.keys() - {want.name for want in wants}
     for want in wants:
         source = gguf.tensors.get(want.name)
         if source is None and want.duplicate_of:
             source = gguf.tensors.get(want.duplicate_of)
-        if source is None:
-            if want.required:
-                raise ModelError(
-                    f"{gguf.path}: tensor {want.name!r} is missing: the file is incomplete, or "
-                    "its architecture is a variant that is not supported"
-                )
-            continue
-        unused.discard(source.name)
-        found.append((want, source, _new_tensor(gguf, want, source)))
-    if unused:
-        names = ", ".join(sorted(unused)[:4])
+        if source is not None:
+            found.append((want, source, _new_tensor(want, source)))
+        elif want.required:
+            raise ModelError(
+                f"tensor {want.name!r} is missing, which the architecture {arch!r} needs: "
+                f"the model is of another kind, or a variant that is not supported{_list(unknown)}"
+            )
+    if unknown:
         raise ModelError(
-            f"{gguf.path}: {len(unused)} tensors of the file are unknown to its architecture: "
-            f"{names}{', ...' if len(unused) > 4 else ''}"
+            f"{len(unknown)} tensors are unknown to the architecture {arch!r}: the model is of "
+            f"another kind, or a variant that is not supported{_list(unknown)}"
         )
     return found
 
 
-def _new_tensor(gguf: Gguf, want: Want, source: GgufTensor) -> Tensor:
+def _list(unknown: Set[str]) -> str:
+    if not unknown:
+        return ""
+    names = ", ".join(sorted(unknown)[:4])
+    return f"\nunknown tensors: {names}{', ...' if len(unknown) > 4 else ''}"
+
+
+def _new_tensor(want: Want, source: GgufTensor) -> Tensor:
     if source.ne != padded(want.ne):
         raise ModelError(
-            f"{gguf.path}: tensor {source.name!r} has wrong shape; "
+            f"tensor {source.name!r} has wrong shape; "
             f"expected {_shape(want.ne)}, got {_shape(source.ne[: source.n_dims])}"
         )
     return Tensor(source.type, source.ne, name=want.name)
@@ -173,14 +211,6 @@ def _shape(ne: Sequence[int]) -> str:
 
 
 # ---------------------------------------------------------------- their data
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    want: Want
-    source: GgufTensor
-    tensor: Tensor
-    buft: BufferType
-
-
 class _Loading:
     """One pass over the file."""
 
@@ -191,42 +221,50 @@ class _Loading:
         self.params = params
         self.placed = placed
         self.progress = progress
+        self.use_mmap = params.use_mmap and (
+            params.load_mode != "auto" or all(d.caps.mmap_support for d in model.devices)
+        )
         self.total = sum(p.source.nbytes for p in placed) or 1
         self.done = 0
 
     def run(self) -> None:
-        mapped, copied = [], []
-        for p in self.placed:
-            (mapped if self._can_map(p.buft) else copied).append(p)
-        if mapped:
-            self._map(mapped)
-        self._copy(copied)
+        """Give every tensor its data. Whatever goes wrong, nothing stays allocated."""
+        try:
+            self._load()
+        except BaseException:
+            self.model.close()
+            raise
+
+    def _load(self) -> None:
+        self._map([p for p in self.placed if self._can_map(p)])
+        self._copy([p for p in self.placed if not self._can_map(p)])
         for buffer in self.model.buffers:
             buffer.set_usage(Usage.WEIGHTS)
             log.info("%12s model buffer size = %8.2f MiB", buffer.name, buffer.size / 1048576)
         if self.params.use_mlock:
             self._lock()
 
-    def _can_map(self, buft: BufferType) -> bool:
-        device = buft.device
-        can = device.caps.buffer_from_host_ptr and buft is device.buffer_type()
-        return self.params.use_mmap and can
+    def _can_map(self, p: _Placed) -> bool:
+        device = p.buft.device
+        is_plain = device.caps.buffer_from_host_ptr and p.buft is device.buffer_type()
+        return self.use_mmap and is_plain and p.source.offset % MAP_ALIGNMENT == 0
 
     def _map(self, placed: Sequence[_Placed]) -> None:
         """Let tensors lie in the file's mapping."""
-        buffers: dict[int, Buffer] = {}
-        for p in placed:
-            part = self.model.gguf.parts[p.source.part]
-            if p.source.part not in buffers:
-                device = p.buft.device
-                buffer = device.buffer_from_host_ptr(part.address(0), part.size, part)
-                assert buffer is not None
-                buffers[p.source.part] = buffer
-            p.tensor.buffer = buffers[p.source.part]
-            p.tensor.data = part.address(p.source.offset)
-            p.tensor.buffer.init_tensor(p.tensor)
-            self._finish(p)
-        self.model.buffers += buffers.values()
+        for part in sorted({p.source.part for p in placed}):
+            mine = [p for p in placed if p.source.part == part]
+            file = self.model.gguf.parts[part]
+            first = min(p.source.offset for p in mine)
+            size = max(p.source.offset + p.source.nbytes for p in mine) - first
+            device = mine[0].buft.device
+            buffer = device.buffer_from_host_ptr(file.address(first), size, file)
+            assert buffer is not None
+            self.model.buffers.append(buffer)
+            for p in mine:
+                p.tensor.buffer = buffer
+                p.tensor.data = file.address(p.source.offset)
+                buffer.init_tensor(p.tensor)
+                self._finish(p)
 
     def _copy(self, placed: Sequence[_Placed]) -> None:
         """Allocate one buffer per buffer type and write the data, biggest tensors first."""
@@ -243,7 +281,7 @@ class _Loading:
         part = self.model.gguf.parts[p.source.part]
         buffer = p.tensor.buffer
         assert buffer is not None
-        if self.params.use_mmap:
+        if self.use_mmap:
             buffer.set(p.tensor, self.model.gguf.data(p.source.name))
             # the copy is what will be read: the mapped pages need not stay in memory
             part.advise_dont_need(p.source.offset, p.source.nbytes)

@@ -92,6 +92,11 @@ class Sampler:
         for stage in self._stages:
             stage.accept(token)
 
+    def forget(self) -> None:
+        """Forget the text; the random numbers go on. What is still text must be accepted anew."""
+        for stage in self._stages:
+            stage.forget()
+
     def reset(self) -> None:
         """Forget the text and start the random numbers again from the same seed."""
         for stage in self._stages:

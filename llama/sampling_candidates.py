@@ -83,6 +83,9 @@ class Stage(ABC):
     def accept(self, token: int) -> None:
         """Take note of a token of the text (prompt or generated)."""
 
+    def forget(self) -> None:
+        """Drop the text, but not random numbers and what was learned from drawing them."""
+
     def reset(self) -> None:
         """Return to the state before the first token."""
 

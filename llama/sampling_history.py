@@ -51,9 +51,12 @@ class Penalties(Stage):
         self._recent.append(token)
         self._counts[token] += 1
 
-    def reset(self) -> None:
+    def forget(self) -> None:
         self._recent.clear()
         self._counts.clear()
+
+    def reset(self) -> None:
+        self.forget()
 
     def clone(self) -> Penalties:
         twin = Penalties(
@@ -110,8 +113,11 @@ class Dry(Stage):
     def accept(self, token: int) -> None:
         self._recent.append(token)
 
-    def reset(self) -> None:
+    def forget(self) -> None:
         self._recent.clear()
+
+    def reset(self) -> None:
+        self.forget()
 
     def clone(self) -> Dry:
         twin = Dry(self._rule)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pyggml.errors import UserError
 from pyggml.llama.batch import Batch
@@ -22,6 +23,7 @@ from pyggml.llama.vocab import Vocab
 log = logging.getLogger("pyggml.session")
 
 EOG, LIMIT, STOP, FULL = "eog", "limit", "stop", "full"
+ENDLESS = 1 << 62
 PROMPT_MARGIN = 4  # llama.cpp refuses prompts that leave less room than this
 
 
@@ -92,6 +94,7 @@ class Session:
     prompt: list[int] = field(default_factory=list)  # of the latest generation
     timings: Timings = field(default_factory=Timings)
     seq: int = 0
+    n_exact: int = ENDLESS  # tokens from here on were computed from more than is left of the text
 
     @property
     def vocab(self) -> Vocab:
@@ -99,8 +102,7 @@ class Session:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.context.memory.remove(self.seq)
-        self.tokens.clear()
+        self._cut(0)
 
     def generate(
         self,
@@ -111,19 +113,20 @@ class Session:
     ) -> Iterator[Step]:
         """Continue a prompt, token by token. Closing the iterator stops cleanly.
 
-        The sampler is told of the prompt's tokens. `on_prompt(done, total)` is called while the
-        prompt is computed.
+        The prompt is computed before this returns; `on_prompt(done, total)` is called meanwhile.
+        The prompt's tokens become the sampler's text, in place of what it knew.
         """
         params = params or GenerateParams()
-        if not prompt:
+        if not len(prompt):
             raise UserError("the prompt is empty and the model has no BOS token to start from")
         self._check_fits(len(prompt), params)
         self.prompt = list(prompt)
-        for token in prompt:
-            sampler.accept(token)
         self.timings = Timings()
         run = _Run(self, sampler, params, self._n_keep(len(prompt), params.keep))
-        self.evaluate(prompt, on_prompt)
+        self.evaluate(self.prompt, on_prompt)
+        sampler.forget()
+        for token in self.prompt:
+            sampler.accept(token)
         return run.steps()
 
     def evaluate(
@@ -133,35 +136,41 @@ class Session:
         start = time.perf_counter()
         n_past = self._reuse(prompt)
         todo = prompt[n_past:]
-        n_batch = self.context.params.n_batch
-        for i in range(0, len(todo), n_batch):
-            part = todo[i : i + n_batch]
-            is_last = i + n_batch >= len(todo)
-            self._decode(part, logits="last" if is_last else "none")
+        # ubatch by ubatch: progress is seen, and what was computed before a Ctrl-C is not lost
+        step = self.context.params.n_ubatch
+        for i in range(0, len(todo), step):
+            self._decode(todo[i : i + step], logits="last" if i + step >= len(todo) else "none")
             if on_prompt:
-                on_prompt(i + len(part), len(todo))
+                on_prompt(min(i + step, len(todo)), len(todo))
         self.timings.n_cached = n_past
         self.timings.n_prompt = len(todo)
         self.timings.prompt_ms = 1e3 * (time.perf_counter() - start)
 
-    def _decode(self, tokens: Sequence[int], *, logits: str = "last") -> None:
+    # An interrupt may come between any two lines: `tokens` is cut before the memory is, and grows
+    # after it, so that it never promises what the memory does not hold.
+
+    def _decode(self, tokens: Sequence[int], *, logits: Literal["last", "none"] = "last") -> None:
         self.context.decode(Batch.of(tokens, len(self.tokens), seq=self.seq, logits=logits))
         self.tokens.extend(tokens)
 
+    def _cut(self, n: int) -> None:
+        del self.tokens[n:]
+        self.context.memory.remove(self.seq, n)
+        if n <= self.n_exact:
+            self.n_exact = ENDLESS
+
     def _reuse(self, prompt: Sequence[int]) -> int:
         """Cut the memory back to the common prefix; the last prompt token is always recomputed."""
-        memory = self.context.memory
         n = 0
-        for mine, wanted in zip(self.tokens, prompt[:-1], strict=False):
+        for mine, wanted in zip(self.tokens[: self.n_exact], prompt[:-1], strict=False):
             if mine != wanted:
                 break
             n += 1
-        # a sliding window that has moved on cannot be rolled back beyond what it still holds
-        n_swa = self.context.hparams.n_swa
-        if n < len(self.tokens) and n_swa and memory.pos_min(self.seq) > max(0, n - n_swa):
+        self._cut(n)
+        # a sliding window that has moved on, or an interrupted step, may have left less
+        if not self.context.memory.can_continue(self.seq, n):
             n = 0
-        memory.remove(self.seq, n)
-        del self.tokens[n:]
+            self._cut(0)
         return n
 
     def _check_fits(self, n_prompt: int, params: GenerateParams) -> None:
@@ -180,17 +189,19 @@ class Session:
     def _n_keep(self, n_prompt: int, keep: int) -> int:
         if keep < 0 or keep > n_prompt:
             return n_prompt
-        return keep + int(keep > 0 and self.vocab.add_bos)
+        return min(keep + int(self.vocab.add_bos), n_prompt)
 
     def shift(self, n_keep: int) -> None:
         """Drop half of what follows the first n_keep tokens and move the rest down."""
         n_discard = (len(self.tokens) - n_keep) // 2
         if n_discard < 1:
             raise UserError(f"--keep {n_keep} leaves no room in the context: keep fewer tokens")
-        memory = self.context.memory
+        moved, memory = self.tokens[n_keep + n_discard :], self.context.memory
+        self.n_exact = min(self.n_exact, n_keep)
+        del self.tokens[n_keep:]
         memory.remove(self.seq, n_keep, n_keep + n_discard)
-        memory.shift(self.seq, n_keep + n_discard, len(self.tokens), -n_discard)
-        del self.tokens[n_keep : n_keep + n_discard]
+        memory.shift(self.seq, n_keep + n_discard, n_keep + n_discard + len(moved), -n_discard)
+        self.tokens.extend(moved)
 
 
 class _Run:
@@ -214,13 +225,10 @@ class _Run:
             token = self._sample()
             n_generated += 1
             self.session.timings.n_generated = n_generated
-            if self.session.vocab.is_eog(token):
-                yield Step(token, self._flush(), EOG)
-                return
-            text, matched = self.stops.feed(self.text.push(token))
-            finish = STOP if matched else self._limit(n_generated)
-            if finish and not matched:
-                text += self._flush()
+            ends = self.session.vocab.is_eog(token)
+            finish = EOG if ends else self._limit(n_generated)
+            text, matched = self._text(token if not ends or self.params.special else None, finish)
+            finish = STOP if matched else finish
             yield Step(token, text, finish, matched)
             if finish:
                 return
@@ -246,7 +254,10 @@ class _Run:
         self.session._decode([token])
         self.session.timings.generate_ms += 1e3 * (time.perf_counter() - start)
 
-    def _flush(self) -> str:
-        """What was held back, now that nothing follows."""
-        text, _ = self.stops.feed(self.text.flush())
-        return text + self.stops.flush()
+    def _text(self, token: int | None, finish: str | None) -> tuple[str, str]:
+        """What a token makes readable, with all the rest at the end; and a stop string found."""
+        text, matched = self.stops.feed("" if token is None else self.text.push(token))
+        if finish and not matched:
+            rest, matched = self.stops.feed(self.text.flush())
+            text += rest + self.stops.flush()
+        return text, matched

@@ -1,34 +1,36 @@
 """`--check-tensors`: is every value of a tensor a finite number?"""
 
 import numpy as np
+import numpy.typing as npt
 
-from pyggml.dtypes import TYPES, GGMLType
+from pyggml.dtypes import GGMLType
 from pyggml.errors import ModelError
 from pyggml.gguf import Gguf, GgufTensor
-from pyggml.quants import dequantize
+from pyggml.quants import DEQUANTIZABLE, dequantize
 
-CHUNK_BYTES = 1 << 24
-FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.F64)
+CHUNK_BYTES = 1 << 22
 
 
 def check_data(gguf: Gguf, tensor: GgufTensor) -> None:
     """Raise ModelError if a tensor holds NaN or infinity."""
-    if not tensor.type.is_quantized and tensor.type not in (*FLOATS, GGMLType.BF16):
+    if tensor.type not in DEQUANTIZABLE:  # integers
         return
     data = gguf.data(tensor.name)
-    step = CHUNK_BYTES // tensor.type.type_size * tensor.type.type_size
+    block = tensor.type.type_size
+    step = CHUNK_BYTES // block * block
     for start in range(0, len(data), step):
         raw = np.frombuffer(data[start : start + step], np.uint8)
-        if not _is_finite(raw, tensor.type):
+        bad = _first_bad(raw, tensor.type)
+        if bad >= 0:
             raise ModelError(
-                f"{gguf.path}: tensor {tensor.name!r} holds invalid data (NaN or infinity): "
-                "the file is damaged, download it again"
+                f"{gguf.path}: tensor {tensor.name!r} holds invalid data (NaN or infinity) in "
+                f"block {start // block + bad:,}: the file is damaged, download it again"
             )
 
 
-def _is_finite(raw: "np.ndarray[tuple[int], np.dtype[np.uint8]]", type: GGMLType) -> bool:
-    dtype = TYPES[type].numpy
-    if type in FLOATS and dtype is not None:
-        return bool(np.isfinite(raw.view(dtype)).all())
+def _first_bad(raw: npt.NDArray[np.uint8], type: GGMLType) -> int:
+    """The first block with a value that is not finite; -1: none."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return bool(np.isfinite(dequantize(raw, type)).all())
+        values = dequantize(raw, type).reshape(-1, type.block_size)
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    return int(bad[0]) if bad.size else -1
