@@ -1,9 +1,11 @@
-"""The merge loop that byte-pair and SentencePiece tokenizers share."""
+"""What byte-pair and SentencePiece tokenizers share: the merge loop and a memory for words."""
 
+import functools
 import heapq
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+Word = TypeVar("Word", str, bytes)
 Priority: TypeAlias = Callable[[bytes, bytes], float | None]
 
 
@@ -40,3 +42,11 @@ def merge(symbols: list[bytes], priority: Priority) -> list[bytes]:
         if preceding[left] >= 0:
             offer(preceding[left])
     return [symbol for symbol in symbols if symbol]
+
+
+def remember_words(
+    encode: Callable[[Word], tuple[int, ...]],
+) -> Callable[[Word], tuple[int, ...]]:
+    """`encode` with a memory: words repeat; huge ones are not kept, so it stays small."""
+    remembered = functools.lru_cache(1 << 16)(encode)
+    return lambda word: remembered(word) if len(word) <= 64 else encode(word)

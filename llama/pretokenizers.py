@@ -4,6 +4,8 @@ A row holds regular expressions (`regex` module, version 1 syntax) that are appl
 other: every pass cuts the pieces of the pass before it into matches and the gaps between them.
 Where llama.cpp's own engine reads a pattern in its own way (it does not know upper from lower case
 outside ASCII, for one), the row spells what llama.cpp does, since that is what models meet.
+One difference is left: llama.cpp knows Unicode 15.1, the `regex` module a later version, and
+characters that were assigned since may be cut in another way.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ class PreTokenizer:
     byte_encode: bool = True  # tokens are spelled in GPT-2's printable bytes
     escape_spaces: bool = False  # tokens spell a space as U+2581
     newlines_whole: bool = False  # a run of newlines that is a token needs no merging
-    drop_spaces: bool = False  # white space between words has no tokens
+    drop_gaps: bool = False  # text that no pattern matches has no tokens
     cut_at_spaces: bool = False  # every escaped space begins a word, and so does every line
     needs_merges: bool = True
 
@@ -36,7 +38,11 @@ SPACES = r"\s+(?!\S)|\s+"
 LINES_AND_SPACES = rf"\s*[\r\n]+|{SPACES}"
 LINES = r"[^\n]+|\n+"
 DIGITS_3 = r"\p{N}{1,3}"
-DIGITS_3_FROM_THE_RIGHT = r"(?r)\p{N}{1,3}"  # a backward search groups 1234567 as 1 234 567
+# A backward search groups digits as in 1 234 567; the first group keeps the text before it.
+DIGITS_3_FROM_THE_RIGHT = r"(?r)\P{N}*\p{N}{1,3}"
+# Cuts before every group of three counted from the right end of a number; shorter numbers that
+# other digits join to it stay in its last piece.
+GROUPS_OF_3 = r"(?r)[0-9]{3}(?:[^0-9]+[0-9]{1,2})*[^0-9]*"
 ASCII_DIGITS_3 = "[0-9][0-9][0-9]"
 KANA_AND_CJK = r"[\u4e00-\u9fa5\u3040-\u30ff]+"
 CJK = r"[[\u0800-\u9fa5\uac00-\ud7ff]--\s]+"
@@ -92,14 +98,14 @@ EXAONE_MOE = (
 SEED_CODER = rf"{CONTRACTION}|{LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{LINES_AND_SPACES}"
 HAN = (
     r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef"
-    r"\U0002f800-\U0002fa1f\U00030000-\U000323af]"
+    r"\U0002f800-\U0002fa1f]"
 )
 KIMI_K2 = (
     rf"{HAN}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}--{HAN}]+{CONTRACTION}?"
     rf"|{DIGITS_3}|{SYMBOLS}|{LINES_AND_SPACES}"
 )
 K2_HORIZON = (
-    rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\f\r]+|{DIGITS_3}|{SYMBOLS}"
+    rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\u200c\u200d]+|{DIGITS_3}|{SYMBOLS}"
     rf"|{LINES_AND_SPACES}"
 )
 BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
@@ -181,9 +187,9 @@ _ROWS = {
     "granite-embed-multi-97m": _pre(GRANITE_EMBED, clean_spaces=False, ignore_merges=True),
     "tekken": _pre(TEKKEN, clean_spaces=False, ignore_merges=True, add_bos=True),
     "tiny_aya cohere2moe": _pre(DIGITS_3_FROM_THE_RIGHT, _caseless(DIGITS_3), clean_spaces=False),
-    "superbpe": _pre(r"\p{N}+", r"(?r)[0-9]{3}", clean_spaces=False),
+    "superbpe": _pre(r"\p{N}+", GROUPS_OF_3, clean_spaces=False),
     "kimi-k2": _pre(KIMI_K2, clean_spaces=False, needs_merges=False),
-    "k2-horizon": _pre(K2_HORIZON),
+    "k2-horizon": _pre(K2_HORIZON, clean_spaces=False),
     "bailingmoe bailingmoe2 llada-moe": _pre(
         rf"{CONTRACTION}|{LETTERS}|\p{{N}}|{SYMBOLS}|\s*[\r\n]|{SPACES}", clean_spaces=False
     ),
@@ -216,7 +222,7 @@ _ROWS = {
         LINES, escape_spaces=True, byte_encode=False, newlines_whole=True, cut_at_spaces=True
     ),
     "sarvam-moe": _pre(LINES, escape_spaces=True, byte_encode=False, clean_spaces=False),
-    "whitespace": _pre(r"\S+", byte_encode=False, drop_spaces=True),
+    "whitespace": _pre(r"\S+", byte_encode=False, drop_gaps=True),
 }
 PRETOKENIZERS = {name: row for names, row in _ROWS.items() for name in names.split()}
 

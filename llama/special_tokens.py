@@ -165,9 +165,8 @@ def _not_ends(ends: set[int], named: Mapping[str, int], attributes: Attributes) 
 
 def mark_unused(tokens: Sequence[bytes], attributes: Attributes) -> None:
     """Control tokens that call themselves unused."""
-    for token in np.flatnonzero(attributes & A.CONTROL).tolist():
-        if b"unused" in tokens[token]:
-            attributes[token] |= A.UNUSED
+    control = np.flatnonzero(attributes & A.CONTROL).tolist()
+    attributes[[token for token in control if b"unused" in tokens[token]]] |= A.UNUSED
 
 
 def mark_stripping(

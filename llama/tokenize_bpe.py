@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyggml.llama.merge import merge
+from pyggml.llama.merge import merge, remember_words
 from pyggml.llama.pretokenizers import PreTokenizer
 from pyggml.llama.utf8 import SPACE, characters, to_text
 
 if TYPE_CHECKING:
     import regex
-
-CACHED_WORDS = 1 << 16
-LONGEST_CACHED = 64  # bytes; keeps the cache small when words are huge
 
 
 def _printable_bytes() -> list[str]:
@@ -82,7 +78,7 @@ class BpeTokenizer:
         self._ranks = rank_merges(merges)
         self._pre = pre
         self._passes = [regex.compile(p, regex.V1) for p in pre.patterns]
-        self._cached_word = functools.lru_cache(CACHED_WORDS)(self._word)
+        self._encode = remember_words(self._word)
 
     def tokenize(self, data: bytes) -> list[int]:
         """Ids of UTF-8 text."""
@@ -90,19 +86,18 @@ class BpeTokenizer:
             data = data.replace(b" ", SPACE)
         ids: list[int] = []
         for word in self._words(to_text(data)):
-            encode = self._cached_word if len(word) <= LONGEST_CACHED else self._word
-            ids.extend(encode(word))
+            ids.extend(self._encode(word))
         return ids
 
     def _words(self, text: str) -> Iterable[str]:
         """The pieces that merges must not cross."""
+        if self._pre.drop_gaps:
+            return [word for pattern in self._passes for word in pattern.findall(text)]
         pieces = [text]
         for pattern in self._passes:
             pieces = [part for piece in pieces for part in cut(pattern, piece)]
         if self._pre.cut_at_spaces:
             return [word for piece in pieces for word in _cut_at_spaces(piece)]
-        if self._pre.drop_spaces:
-            return [piece for piece in pieces if not piece.isspace()]
         return pieces
 
     def _word(self, word: str) -> tuple[int, ...]:

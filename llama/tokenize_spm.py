@@ -1,15 +1,11 @@
 """SentencePiece: neighbours whose concatenation is a token merge, the best score first."""
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 
 from pyggml.errors import ModelError
-from pyggml.llama.merge import merge
+from pyggml.llama.merge import merge, remember_words
 from pyggml.llama.utf8 import SPACE, characters, is_utf8
-
-CACHED_WORDS = 1 << 16
-LONGEST_CACHED = 64  # bytes; keeps the cache small when words are huge
 
 
 def word_boundaries(tokens: Sequence[bytes]) -> re.Pattern[bytes]:
@@ -18,9 +14,10 @@ def word_boundaries(tokens: Sequence[bytes]) -> re.Pattern[bytes]:
     A cut before U+2581 is safe when no token holds U+2581 after the byte before the cut: nothing
     can merge across it. Cutting makes words, and words repeat.
     """
-    inside = set(re.findall(rb"[^\xff](?=\xe2\x96\x81)", b"\xff".join(tokens), re.DOTALL))
-    joining = b"".join(b"\\x%02x" % ord(byte) for byte in sorted(inside | {b"\xff"}))
-    return re.compile(rb"(?<=[^%s])(?=\xe2\x96\x81)" % joining, re.DOTALL)
+    parts = b"\xff".join([*tokens, SPACE]).split(SPACE)
+    before = {part[-1:] or SPACE[-1:] for part in parts}  # \xff where a token begins
+    joining = b"".join(b"\\x%02x" % byte[0] for byte in before)
+    return re.compile(rb"(?<=[^%s])(?=%s)" % (joining, SPACE))
 
 
 class SpmTokenizer:
@@ -30,29 +27,24 @@ class SpmTokenizer:
         self._ids = token_to_id
         self._scores = scores
         self._boundaries = word_boundaries(list(token_to_id))
-        self._cached_word = functools.lru_cache(CACHED_WORDS)(self._word)
+        self._encode = remember_words(self._word)
 
     def tokenize(self, data: bytes) -> list[int]:
         """Ids of UTF-8 text; spaces become U+2581."""
         data = data.replace(b" ", SPACE)
         ids: list[int] = []
         for word in self._boundaries.split(data) if is_utf8(data) else [data]:
-            encode = self._cached_word if len(word) <= LONGEST_CACHED else self._word
-            ids.extend(encode(word))
+            ids.extend(self._encode(word))
         return ids
 
     def _word(self, word: bytes) -> tuple[int, ...]:
         ids: list[int] = []
         for symbol in merge(characters(word), self._badness):
             token = self._ids.get(symbol)
-            ids += self._bytes(symbol) if token is None else [token]
+            ids += [token] if token is not None else map(self._byte_token, symbol)
         return tuple(ids)
 
-    def _bytes(self, symbol: bytes) -> list[int]:
-        """Byte tokens of a character that has no token of its own."""
-        return [self._byte(byte) for byte in symbol]
-
-    def _byte(self, byte: int) -> int:
+    def _byte_token(self, byte: int) -> int:
         for text in (b"<0x%02X>" % byte, b"%c" % byte):
             if text in self._ids:
                 return self._ids[text]

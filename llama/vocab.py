@@ -2,9 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,8 @@ import numpy.typing as npt
 from pyggml.errors import ModelError, UserError
 from pyggml.gguf_metadata import Metadata
 from pyggml.llama.detokenize import byte_token_value, clean_up_spaces
-from pyggml.llama.pretokenizers import PreTokenizer, find_pretokenizer
+from pyggml.llama.pretokenizers import find_pretokenizer
 from pyggml.llama.special_tokens import (
-    BY_TYPE,
     HIDDEN,
     SPECIAL,
     Attribute,
@@ -30,118 +29,24 @@ from pyggml.llama.special_tokens import (
 from pyggml.llama.tokenize_bpe import BpeTokenizer, spelled_bytes
 from pyggml.llama.tokenize_spm import SpmTokenizer
 from pyggml.llama.utf8 import SPACE, to_bytes
+from pyggml.llama.vocab_metadata import (
+    KEY,
+    find_family,
+    find_pre,
+    read_add_bos,
+    read_attributes,
+    read_scores,
+    read_tokens,
+)
 
 log = logging.getLogger("pyggml.vocab")
-_KEY = "tokenizer.ggml."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """What one `tokenizer.ggml.model` stands for."""
-
-    type: str
-    ids: dict[str, int]
-    add_bos: bool = False
-    add_space_prefix: bool = False
-    pre: str | None = None  # the only pre-tokenizer of the family
-
-
-_FAMILIES = {
-    "llama": _Family(
-        type="spm", ids={"bos": 1, "eos": 2, "unk": 0}, add_bos=True, add_space_prefix=True
-    ),
-    "gpt2": _Family(type="bpe", ids={"bos": 11, "eos": 11}),
-    "whitespace": _Family(type="bpe", ids={"bos": 11, "eos": 11}),
-    "gemma4": _Family(type="bpe", ids={}, pre="gemma4"),
-}
-_UNSUPPORTED = {
-    "bert": "WordPiece (WPM)",
-    "t5": "Unigram (UGM)",
-    "rwkv": "RWKV",
-    "plamo2": "PLaMo-2",
-    "hybriddna": "HybridDNA",
-    "no_vocab": "no vocabulary at all",
-    "none": "no vocabulary at all",
-}
 
 
 class _Tokenizer(Protocol):
     def tokenize(self, data: bytes) -> list[int]: ...
 
 
-def _find_family(name: str) -> _Family:
-    if name in _FAMILIES:
-        return _FAMILIES[name]
-    known = ", ".join(f"{name} ({family.type.upper()})" for name, family in _FAMILIES.items())
-    problem = (
-        f"tokenizer.ggml.model {name!r} is {_UNSUPPORTED[name]}, which is not supported"
-        if name in _UNSUPPORTED
-        else f"unknown tokenizer: {name!r} (key tokenizer.ggml.model)"
-    )
-    raise ModelError(f"{problem}\nsupported: {known}")
-
-
-def _find_pre(metadata: Metadata, family: _Family) -> tuple[str, PreTokenizer]:
-    """Name and row of the pre-tokenizer; it plays no part in SPM vocabularies."""
-    name = family.pre or metadata.get_str(_KEY + "pre", None)
-    if family.type == "spm":
-        return name or "default", find_pretokenizer("default")
-    if name is None:
-        log.warning(
-            "%spre is missing, using 'default': the quality of text will suffer, "
-            "consider converting the model anew",
-            _KEY,
-        )
-    pre = find_pretokenizer(name or "default")
-    if pre.needs_merges and _KEY + "merges" not in metadata:
-        raise ModelError(f"cannot find tokenizer merges in model file (key {_KEY}merges)")
-    return name or "default", pre
-
-
-def _read_tokens(metadata: Metadata) -> list[bytes]:
-    tokens = metadata.get_string_bytes(_KEY + "tokens", None)
-    if tokens is None:
-        raise ModelError(f"cannot find tokenizer vocab in model file (key {_KEY}tokens)")
-    if b"" in tokens:
-        for token in [token for token, text in enumerate(tokens) if not text]:
-            log.warning("empty token at index %d", token)
-            tokens[token] = b"[EMPTY_%d]" % token
-    return tokens
-
-
-def _read_numbers(metadata: Metadata, key: str, n_tokens: int) -> npt.NDArray[Any] | None:
-    """One number per token, or None where the file has none."""
-    numbers = metadata.get_array(_KEY + key, None)
-    if numbers is not None and len(numbers) < n_tokens:
-        raise ModelError(
-            f"{_KEY}{key} has {len(numbers)} entries but there are {n_tokens} tokens: "
-            "the file is damaged, convert the model anew"
-        )
-    return None if numbers is None else numbers[:n_tokens]
-
-
-def _read_scores(metadata: Metadata, n_tokens: int) -> npt.NDArray[np.float32]:
-    scores = _read_numbers(metadata, "scores", n_tokens)
-    return np.zeros(n_tokens, np.float32) if scores is None else scores.astype(np.float32)
-
-
-def _read_attributes(metadata: Metadata, n_tokens: int) -> npt.NDArray[np.int32]:
-    types = _read_numbers(metadata, "token_type", n_tokens)
-    if types is None:
-        return np.full(n_tokens, Attribute.NORMAL, np.int32)
-    known = (types >= 0) & (types < len(BY_TYPE))
-    return np.array(BY_TYPE, np.int32)[np.where(known, types, 0)]
-
-
-def _read_add_bos(metadata: Metadata, family: _Family, name: str, pre: PreTokenizer) -> bool:
-    add_bos = metadata.get_bool(_KEY + "add_bos_token", family.add_bos or pre.add_bos)
-    if name == "gemma4" and not add_bos:
-        log.warning("%sadd_bos_token is taken as true: Gemma 4 needs it", _KEY)
-        return True
-    return add_bos
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Vocab:
     """Tokens of a model and the rules to split text into them.
 
@@ -167,10 +72,10 @@ class Vocab:
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> "Vocab":
         """Read `tokenizer.ggml.*`; a vocabulary that cannot be used is a ModelError."""
-        family = _find_family(metadata.get_str(_KEY + "model"))
-        pre_name, pre = _find_pre(metadata, family)
-        tokens = _read_tokens(metadata)
-        attributes = _read_attributes(metadata, len(tokens))
+        family = find_family(metadata.get_str(KEY + "model"))
+        pre_name, pre = find_pre(metadata, family)
+        tokens = read_tokens(metadata)
+        attributes = read_attributes(metadata, len(tokens))
         defaults = dict(family.ids)
         if not pre.default_bos:
             defaults.pop("bos", None)
@@ -181,19 +86,19 @@ class Vocab:
         mark_unused(tokens, attributes)
         mark_stripping(metadata, pre_name, named, attributes)
         attributes.flags.writeable = False
-        suppressed = metadata.get_ints(_KEY + "suppress_tokens", ())
+        suppressed = metadata.get_ints(KEY + "suppress_tokens", ())
         return cls(
             type=family.type,
             pre=pre_name,
             tokens=tokens,
-            scores=_read_scores(metadata, len(tokens)),
+            scores=read_scores(metadata, len(tokens)),
             attributes=attributes,
             special=SpecialIds(**ids),
             eog=eog,
-            add_bos=_read_add_bos(metadata, family, pre_name, pre),
-            add_eos=metadata.get_bool(_KEY + "add_eos_token", False),
-            add_sep=metadata.get_bool(_KEY + "add_sep_token", False),
-            add_space_prefix=metadata.get_bool(_KEY + "add_space_prefix", family.add_space_prefix),
+            add_bos=read_add_bos(metadata, family, pre_name, pre),
+            add_eos=metadata.get_bool(KEY + "add_eos_token", False),
+            add_sep=metadata.get_bool(KEY + "add_sep_token", False),
+            add_space_prefix=metadata.get_bool(KEY + "add_space_prefix", family.add_space_prefix),
             escape_spaces=family.type == "spm" or pre.escape_spaces,
             clean_spaces=family.type == "bpe" and pre.clean_spaces,
             suppressed=tuple(int(i) for i in suppressed if 0 <= i < len(tokens)),
@@ -233,9 +138,9 @@ class Vocab:
         `add_special` adds BOS and EOS as the model wants them. `parse_special` finds control
         tokens written out in the text; user-defined ones are always found.
         """
-        bos, eos = self.special.bos, self.special.eos
-        begins = add_special and self.add_bos and bos is not None
-        ids = [bos] if begins and bos is not None else []
+        bos = self.special.bos if add_special and self.add_bos else None
+        eos = self.special.eos if add_special and self.add_eos else None
+        ids = [] if bos is None else [bos]
         after_special = True
         for fragment in self._specials.partition(to_bytes(text), parse_special):
             if isinstance(fragment, int):
@@ -244,13 +149,11 @@ class Vocab:
                 prefix = b" " if after_special and self._prefixes_space else b""
                 ids += self._tokenizer.tokenize(prefix + fragment)
             after_special = isinstance(fragment, int)
-        if begins and ids[1:2] == [bos]:
+        if bos is not None and ids[1:2] == [bos]:
             log.warning("the prompt begins with a BOS token of its own, so it now begins with two")
-        if add_special and self.add_eos and eos is not None:
-            ids.append(eos)
-        return ids
+        return ids if eos is None else [*ids, eos]
 
-    def token_to_piece(self, token: int, *, special: bool = True) -> bytes:
+    def token_to_piece(self, token: int, *, special: bool) -> bytes:
         """The bytes a token stands for, which may be part of a character only.
 
         Without `special`, control tokens stand for nothing.
@@ -267,19 +170,19 @@ class Vocab:
         return b""
 
     def detokenize(
-        self, ids: Sequence[int], *, remove_special: bool = False, unparse_special: bool = True
+        self, ids: Iterable[int], *, remove_special: bool = False, unparse_special: bool = True
     ) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD.
 
         `remove_special` drops the BOS and EOS that `add_special` adds; `unparse_special` writes
         control tokens out.
         """
-        first, last, strip = 0, len(ids), self.add_space_prefix
-        if remove_special and self.add_bos and ids and ids[0] == self.special.bos:
-            first, strip = 1, False
-        if remove_special and self.add_eos and last > first and ids[-1] == self.special.eos:
-            last -= 1
-        pieces = [self.token_to_piece(i, special=unparse_special) for i in ids[first:last]]
+        tokens, strip = list(ids), self.add_space_prefix
+        if remove_special and self.add_bos and tokens[:1] == [self.special.bos]:
+            tokens, strip = tokens[1:], False
+        if remove_special and self.add_eos and tokens[-1:] == [self.special.eos]:
+            tokens.pop()
+        pieces = [self.token_to_piece(token, special=unparse_special) for token in tokens]
         if strip and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
         data = b"".join(pieces)
@@ -292,7 +195,7 @@ class Vocab:
         if len(ids) < self.n_tokens:
             repeated = next(text for token, text in enumerate(self.tokens) if ids[text] != token)
             raise ModelError(
-                f"{_KEY}tokens holds {repeated.decode('utf-8', 'replace')!r} more than once: "
+                f"{KEY}tokens holds {repeated.decode('utf-8', 'replace')!r} more than once: "
                 "the file is damaged, convert the model anew"
             )
         return ids
@@ -305,7 +208,7 @@ class Vocab:
     def _tokenizer(self) -> _Tokenizer:
         if self.type == "spm":
             return SpmTokenizer(self.token_to_id, self.scores.tolist())
-        merges = self.metadata.get_string_bytes(_KEY + "merges", [])
+        merges = self.metadata.get_string_bytes(KEY + "merges", [])
         return BpeTokenizer(self.token_to_id, merges, find_pretokenizer(self.pre))
 
     @property
