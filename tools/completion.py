@@ -53,7 +53,7 @@ def warn_if_full(finish: str | None, screen: Screen) -> None:
 def print_tokens(llama: Llama, tokens: Sequence[int], screen: Screen) -> None:
     """One line per token: id, arrow, piece (llama-tokenize's form)."""
     for token in tokens:
-        piece = llama.model.vocab.token_to_piece(token).decode("utf-8", "replace")
+        piece = llama.model.vocab.token_to_piece(token, special=True).decode("utf-8", "replace")
         print(f"{token:6d} -> '{piece}'", file=sys.stderr)
 
 
