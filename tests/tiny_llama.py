@@ -1,0 +1,95 @@
+"""Parts of the llama layer for tests: numbers, metadata, tiny models on the reference device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raw_gguf import RawGguf, array, pair, text, u32, value
+from tiny import add_metadata, write_tiny
+
+from pyggml.backends.reference.device import RefDevice
+from pyggml.gguf import Metadata, ValueType, open_gguf
+from pyggml.llama.context import Context
+from pyggml.llama.context_params import ContextParams
+from pyggml.llama.hparams import HParams
+from pyggml.llama.loader import Model, ModelParams, load_model
+from pyggml.ops import RopeMode
+
+__all__ = ["add_metadata", "context_of", "hparams", "keys", "metadata", "tiny_model"]
+
+DEVICE = RefDevice()
+
+
+def hparams(n_layer: int = 3, **changes: Any) -> HParams:
+    """Numbers of a small model; no two sizes are equal."""
+    values: dict[str, Any] = {
+        "arch": "llama",
+        "name": "",
+        "n_ctx_train": 4096,
+        "n_embd": 24,
+        "n_layer": n_layer,
+        "n_vocab": 10,
+        "n_head": (6,) * n_layer,
+        "n_head_kv": (3,) * n_layer,
+        "n_ff": (8,) * n_layer,
+        "n_embd_head_k": 4,
+        "n_embd_head_v": 2,
+        "n_rot": 4,
+        "rms_eps": 1e-5,
+        "rope_mode": RopeMode.NORMAL,
+    }
+    return HParams(**{**values, **changes})
+
+
+def keys(arch: str = "llama", n_layer: int = 3, **changes: Any) -> dict[str, Any]:
+    """The keys a decoder needs, without their "<arch>."; a change to None drops a key."""
+    own = {
+        "context_length": 4096,
+        "embedding_length": 24,
+        "block_count": n_layer,
+        "feed_forward_length": 8,
+        "attention.head_count": 6,
+        "attention.head_count_kv": 3,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": 10,
+    }
+    found = {f"{arch}.{key}": item for key, item in {**own, **changes}.items()}
+    return {"general.architecture": arch, **{k: v for k, v in found.items() if v is not None}}
+
+
+def metadata(path: Path, items: Mapping[str, Any]) -> Metadata:
+    """Metadata read from a file with these values; bytes are a ready payload with its type."""
+    path.write_bytes(RawGguf([_pair(key, item) for key, item in items.items()]).build())
+    with open_gguf(path) as gguf:
+        return gguf.metadata
+
+
+def _pair(key: str, item: Any) -> bytes:
+    if isinstance(item, bytes):
+        return pair(key, item[0], item[1:])
+    if isinstance(item, str):
+        return text(key, item)
+    if isinstance(item, bool):
+        return pair(key, ValueType.BOOL, value(ValueType.BOOL, item))
+    if isinstance(item, int):
+        return u32(key, item)
+    if isinstance(item, float):
+        return pair(key, ValueType.FLOAT32, value(ValueType.FLOAT32, item))
+    kind = ValueType.BOOL if isinstance(item[0], bool) else ValueType.INT32
+    return pair(key, ValueType.ARRAY, array(kind, list(item)))
+
+
+def tiny_model(
+    path: Path, arch: str = "llama", *, params: ModelParams | None = None, **options: Any
+) -> Model:
+    """A tiny random model, written to `path` and loaded on the reference device."""
+    return load_model(write_tiny(path, arch, **options), params, devices=[DEVICE])
+
+
+def context_of(model: Model, **params: Any) -> Context:
+    """A context of 256 tokens with an exact cache."""
+    return Context(
+        model, ContextParams(**{"n_ctx": 256, "type_k": "f32", "type_v": "f32"} | params)
+    )
