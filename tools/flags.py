@@ -6,30 +6,9 @@ given": the parameter's own default holds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-CLI, BENCH = "cli", "bench"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One row. `names` are separated by blanks; "--x/--no-x" is a pair of booleans."""
-
-    names: str
-    target: str
-    kind: type | Sequence[str] = str  # a tuple lists the choices
-    help: str = ""
-    default: str = ""  # shown in the help
-    env: str = ""  # LLAMA_ARG_<env> and PYGGML_ARG_<env>
-    metavar: str = ""
-    value: Any = None  # a flag that takes no argument sets this
-    repeat: bool = False
-    tools: tuple[str, ...] = (CLI,)
-
-
-ON_OFF_AUTO = ("on", "off", "auto")
-ALL = (CLI, BENCH)
+from pyggml.tools import flags_bench
+from pyggml.tools.flag import ALL, ON_OFF_AUTO, Flag
 
 GROUPS: Mapping[str, Sequence[Flag]] = {
     "Model": (
@@ -218,7 +197,13 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         Flag("--ignore-eos", "sampling.ignore_eos", value=True, help="never end by itself"),
     ),
     "Logs and information": (
-        Flag("-v --verbose", "verbose", value=True, help="show everything, and tracebacks"),
+        Flag(
+            "-v --verbose",
+            "verbose",
+            value=True,
+            help="show everything, and tracebacks",
+            tools=ALL,
+        ),
         Flag(
             "-lv --verbosity",
             "verbosity",
@@ -229,7 +214,9 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         ),
         Flag("--log-file", "log_file", help="also write the log (with details) to a file"),
         Flag("--log-disable", "log_disable", value=True, help="no log"),
-        Flag("--list-devices", "list_devices", value=True, help="list devices and leave"),
+        Flag(
+            "--list-devices", "list_devices", value=True, help="list devices and leave", tools=ALL
+        ),
         Flag(
             "--warmup-kernels",
             "warmup_kernels",
@@ -242,7 +229,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
 
 def rows(tool: str) -> Iterator[tuple[str, Flag]]:
     """(group, flag) of a tool, in the order of the help."""
-    for group, flags in GROUPS.items():
+    for group, flags in (*flags_bench.GROUPS.items(), *GROUPS.items()):
         for flag in flags:
             if tool in flag.tools:
                 yield group, flag

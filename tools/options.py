@@ -1,12 +1,14 @@
 """From flag rows to a click command, and from parsed values to parameter keywords."""
 
 import difflib
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from pyggml.tools.flags import Flag, rows
+from pyggml.tools.flag import Flag
+from pyggml.tools.flags import rows
 from pyggml.version import __version__
 
 Values = Mapping[str, Any]
@@ -37,9 +39,11 @@ class ToolCommand(click.Command):
             for name in (*p.opts, *p.secondary_opts)
         }
         takes_value |= dict.fromkeys(("-h", "--help", "--usage"), False)
+        optional = {name for _, flag in self._rows if flag.optional for name in flag.names.split()}
         checked: list[str] = []
-        rest = iter(args)
-        for argument in rest:
+        rest = deque(args)
+        while rest:
+            argument = rest.popleft()
             name = _dashed(argument)
             if argument.startswith("-"):
                 option = name.partition("=")[0] if name.startswith("--") else name
@@ -47,8 +51,9 @@ class ToolCommand(click.Command):
                     near = difflib.get_close_matches(option, takes_value, 1, 0.5)
                     raise click.NoSuchOption(option, possibilities=near)
                 checked.append(name)
-                if takes_value[option] and option == name:
-                    checked += [value for value in (next(rest, None),) if value is not None]
+                left_out = option in optional and rest and rest[0].startswith("-")
+                if takes_value[option] and option == name and rest and not left_out:
+                    checked.append(rest.popleft())
             else:
                 checked.append(argument)
         return checked
@@ -91,8 +96,11 @@ def _option(index: int, flag: Flag) -> click.Option:
         return click.Option(declared, is_flag=True, type=bool, **common)
     if flag.value is not None:
         return click.Option(declared, is_flag=True, flag_value=flag.value, **common)
+    if flag.optional:
+        common |= {"is_flag": False, "flag_value": flag.optional}
     kind = click.Choice(flag.kind) if isinstance(flag.kind, tuple) else flag.kind
-    return click.Option(declared, type=kind, multiple=flag.repeat, **common)
+    metavar = flag.metavar or None
+    return click.Option(declared, type=kind, multiple=flag.repeat, metavar=metavar, **common)
 
 
 def _declarations(flag: Flag) -> list[str]:

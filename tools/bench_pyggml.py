@@ -1,0 +1,137 @@
+"""pyggml as a side of the benchmark."""
+
+from __future__ import annotations
+
+import time
+
+from pyggml.backend import tensor_get, tensor_set
+from pyggml.llama.batch import Batch
+from pyggml.llama.context import Context
+from pyggml.llama.context_params import ContextParams
+from pyggml.llama.kv_cells import Cells
+from pyggml.llama.loader import Model, ModelParams, load_model
+from pyggml.tensor import Tensor
+from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
+from pyggml.tools.bench_tasks import Task
+from pyggml.version import __version__
+
+
+class MemoryState:
+    """What a context's memory held: cells and tensors."""
+
+    def __init__(self, context: Context) -> None:
+        self._cells: list[Cells] = []
+        self._data: list[tuple[Tensor, bytearray]] = []
+        for cache in context.memory.caches:
+            self._cells.append(cache.cells.clone())
+            for tensor in (*cache.k.values(), *cache.v.values()):
+                data = bytearray(tensor.nbytes)
+                tensor_get(tensor, memoryview(data))
+                self._data.append((tensor, data))
+
+    def restore(self, context: Context) -> None:
+        """Bring the memory back to this state."""
+        for cache, cells in zip(context.memory.caches, self._cells, strict=True):
+            cache.cells = cells.clone()
+        for tensor, data in self._data:
+            tensor_set(tensor, memoryview(data))
+
+
+class PyggmlSide:
+    """Decodes as a session does: logits of the last token of each batch."""
+
+    name = "pyggml"
+    version = __version__
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._model: Model | None = None
+        self._context: Context | None = None
+        self._at_depth: MemoryState | None = None
+        self._n_past = 0
+
+    @property
+    def model(self) -> Model:
+        assert self._model is not None
+        return self._model
+
+    @property
+    def context(self) -> Context:
+        assert self._context is not None
+        return self._context
+
+    def open(self, task: Task) -> None:
+        self._close_context()
+        if self._key != task.model_key:
+            self.close()
+            params = ModelParams(load_mode=task.load_mode, repack=task.repack)
+            self._model = load_model(task.model, params)
+            self._key = task.model_key
+        self._context = Context(self.model, context_params(task))
+
+    def vocabulary(self) -> Vocabulary:
+        vocab = self.model.vocab
+        return Vocabulary(self.model.hparams.n_vocab, vocab.special.bos if vocab.add_bos else None)
+
+    def warm_up(self, work: Work) -> None:
+        self._clear()
+        self._decode_batches(work.prompt)
+        self._generate(work.gen[:1])
+        self._clear()
+
+    def prepare(self, work: Work) -> None:
+        self._clear()
+        if not work.depth:
+            return
+        if self._at_depth is None:
+            self._decode_batches(work.depth)
+            self._at_depth = MemoryState(self.context)
+        else:
+            self._at_depth.restore(self.context)
+            self._n_past = sum(map(len, work.depth))
+
+    def run(self, work: Work) -> int:
+        start = time.perf_counter_ns()
+        self._decode_batches(work.prompt)
+        self._generate(work.gen)
+        return time.perf_counter_ns() - start
+
+    def close(self) -> None:
+        self._close_context()
+        if self._model is not None:
+            self._model.close()
+            self._model, self._key = None, ()
+
+    def _clear(self) -> None:
+        self.context.memory.clear()
+        self._n_past = 0
+
+    def _close_context(self) -> None:
+        self._at_depth = None
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+    def _decode_batches(self, batches: tuple[IntArray, ...]) -> None:
+        for tokens in batches:
+            self.context.decode(Batch.of(tokens, self._n_past))
+            self._n_past += len(tokens)
+
+    def _generate(self, tokens: tuple[int, ...]) -> None:
+        for token in tokens:
+            self.context.decode(Batch.of((token,), self._n_past))
+            self._n_past += 1
+
+
+def context_params(task: Task) -> ContextParams:
+    """A context just large enough."""
+    return ContextParams(
+        n_ctx=task.n_ctx,
+        n_batch=task.n_batch,
+        n_ubatch=task.n_ubatch,
+        n_threads=task.n_threads,
+        n_threads_batch=task.n_threads,
+        flash_attn=task.flash_attn,
+        type_k=task.type_k,
+        type_v=task.type_v,
+    )

@@ -1,0 +1,216 @@
+"""What is measured: lists of parameters, and their product in llama-bench's order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyggml.errors import ConfigError, UserError
+from pyggml.llama.context_params import CACHE_TYPES, FLASH_ATTN
+from pyggml.llama.loader import LOAD_MODES
+
+Parse = Callable[[str, str], list[Any]]  # flag, text -> values; raises ConfigError
+Grid = Mapping[str, tuple[Any, ...]]
+
+RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+MAX_VALUES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row of the table: n_prompt tokens at once, then n_gen one by one, after n_depth."""
+
+    model: str
+    n_threads: int
+    load_mode: str = "auto"
+    repack: bool = True
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    n_depth: int = 0
+    n_prompt: int = 0
+    n_gen: int = 0
+
+    @property
+    def model_key(self) -> tuple[object, ...]:
+        """The model is loaded anew where this changes."""
+        return self.model, self.load_mode, self.repack
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_gen
+
+    @property
+    def n_ctx(self) -> int:
+        return self.n_prompt + self.n_gen + self.n_depth
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it: pp512, tg128, pp512+tg128, pp512 @ d4096."""
+        parts = (("pp", self.n_prompt), ("tg", self.n_gen))
+        name = "+".join(f"{kind}{n}" for kind, n in parts if n)
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
+
+
+# ---------------------------------------------------------------- lists of values
+def numbers(flag: str, text: str) -> list[int]:
+    """Values and ranges: "1,2", "1-4", "128-512+128", "1-64*2"."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(
+                f"{flag} {text}: {part!r} is neither a number nor a range\n"
+                "ranges are FIRST-LAST, FIRST-LAST+STEP and FIRST-LAST*FACTOR"
+            )
+        first, last, sign, step = match.groups()
+        found += _range(f"{flag} {text}", int(first), int(last or first), sign, int(step or 1))
+    return found
+
+
+def _range(what: str, first: int, last: int, sign: str | None, step: int) -> Iterator[int]:
+    if last < first:
+        raise ConfigError(f"{what}: the range ends before it begins")
+    value = first
+    for _ in range(MAX_VALUES):
+        yield value
+        following = value * step if sign == "*" else value + step
+        if following > last or first == last:
+            return
+        if following <= value:
+            raise ConfigError(f"{what}: the range never reaches its end")
+        value = following
+    raise ConfigError(f"{what}: that is more than {MAX_VALUES} values")
+
+
+def at_least(low: int) -> Parse:
+    """Numbers that are not smaller."""
+
+    def parse(flag: str, text: str) -> list[int]:
+        found = numbers(flag, text)
+        if min(found) < low:
+            raise ConfigError(f"{flag} {text}: it must be at least {low}")
+        return found
+
+    return parse
+
+
+def one_of(choices: Mapping[str, Any]) -> Parse:
+    """Names, and what each stands for."""
+
+    def parse(flag: str, text: str) -> list[Any]:
+        found = []
+        for name in text.split(","):
+            if name.strip() not in choices:
+                raise ConfigError(f"{flag} {name.strip()}: one of {', '.join(choices)}")
+            found.append(choices[name.strip()])
+        return found
+
+    return parse
+
+
+def _names(names: Sequence[str]) -> Parse:
+    return one_of({name: name for name in names})
+
+
+def files(flag: str, text: str) -> list[str]:
+    """Paths of files that exist."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    for name in found:
+        if not Path(name).is_file():
+            raise UserError(f"{flag} {name}: there is no such file")
+    return found
+
+
+def pair(flag: str, text: str) -> list[tuple[int, int]]:
+    """One prompt and generation: "512,128"."""
+    match = re.fullmatch(r"(\d+),(\d+)", text.replace(" ", ""))
+    if match is None:
+        raise ConfigError(f"{flag} {text}: it takes two numbers, as in {flag} 512,128")
+    return [(int(match[1]), int(match[2]))]
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# ---------------------------------------------------------------- the parameters
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A list that flags give; `default` holds when they do not."""
+
+    field: str
+    flag: str
+    parse: Parse
+    default: tuple[Any, ...] = ()
+
+
+ZERO_ONE = {"0": False, "1": True}
+FLASH_ATTN_NAMES = {**{name: name for name in FLASH_ATTN}, "1": "on", "0": "off", "-1": "auto"}
+
+# from the outermost loop to the innermost
+OUTER = (
+    Parameter("model", "-m", files),
+    Parameter("load_mode", "-lm", _names(LOAD_MODES), ("auto",)),
+    Parameter("repack", "--repack", one_of(ZERO_ONE), (True,)),
+    Parameter("n_batch", "-b", at_least(1), (2048,)),
+    Parameter("n_ubatch", "-ub", at_least(1), (512,)),
+    Parameter("type_k", "-ctk", _names(tuple(CACHE_TYPES)), ("f16",)),
+    Parameter("type_v", "-ctv", _names(tuple(CACHE_TYPES)), ("f16",)),
+    Parameter("flash_attn", "-fa", one_of(FLASH_ATTN_NAMES), ("auto",)),
+    Parameter("n_threads", "-t", at_least(1)),
+    Parameter("n_depth", "-d", at_least(0), (0,)),
+)
+TESTS = (
+    Parameter("n_prompt", "-p", at_least(0), (512,)),
+    Parameter("n_gen", "-n", at_least(0), (128,)),
+    Parameter("n_pg", "-pg", pair),
+)
+MMAP = Parameter("mmap", "-mmp", one_of({"0": "none", "1": "mmap"}))
+
+
+def parse_grid(values: Mapping[str, Any]) -> Grid:
+    """The lists of all parameters, defaults where nothing was given."""
+    if not values.get("model"):
+        raise UserError("--model is required: pyllama-bench -m MODEL.gguf")
+    grid = {p.field: _given(p, values) or p.default for p in (*OUTER, *TESTS)}
+    grid["n_threads"] = grid["n_threads"] or (n_cores(),)
+    older = _given(MMAP, values)
+    if older:
+        grid["load_mode"] = _given(OUTER[1], values) + older
+    return grid
+
+
+def _given(parameter: Parameter, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    texts = values.get(parameter.field, ())
+    return tuple(v for text in texts for v in parameter.parse(parameter.flag, text))
+
+
+def varied(grid: Grid) -> list[str]:
+    """Parameters that are not at their defaults, or have several values: the table shows them."""
+    shown = ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "load_mode", "repack")
+    defaults = {p.field: p.default for p in OUTER}
+    return [field for field in shown if grid[field] != defaults[field]]
+
+
+def tasks(grid: Grid) -> list[Task]:
+    """The product; in each place all prompts, then all generations, then all pairs."""
+    works = [{"n_prompt": n} for n in grid["n_prompt"] if n]
+    works += [{"n_gen": n} for n in grid["n_gen"] if n]
+    works += [{"n_prompt": p, "n_gen": g} for p, g in grid["n_pg"] if p or g]
+    names = [parameter.field for parameter in OUTER]
+    places = itertools.product(*(grid[name] for name in names))
+    found = [Task(**dict(zip(names, place, strict=True)), **w) for place in places for w in works]
+    if not found:
+        raise UserError("nothing to measure: -p, -n and -pg are all 0")
+    return found

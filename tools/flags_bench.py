@@ -1,0 +1,89 @@
+"""The flags of pyllama-bench: as llama-bench spells them, each test parameter a list of values."""
+
+from collections.abc import Mapping, Sequence
+
+from pyggml.tools.flag import BENCH, Flag
+
+ONLY = (BENCH,)
+FORMATS = ("csv", "json", "jsonl", "md", "sql")
+
+
+def _list(names: str, target: str, text: str, default: str = "", metavar: str = "N,...") -> Flag:
+    """A test parameter: values, ranges and repetitions of the flag add up."""
+    return Flag(names, target, str, text, default, metavar=metavar, repeat=True, tools=ONLY)
+
+
+GROUPS: Mapping[str, Sequence[Flag]] = {
+    "Tests: lists of values; numbers also as FIRST-LAST, FIRST-LAST+STEP or FIRST-LAST*FACTOR": (
+        _list("-m --model", "model", "GGUF files", metavar="FILE,..."),
+        _list("-p --n-prompt", "n_prompt", "prompts of so many tokens (pp)", "512"),
+        _list("-n --n-gen", "n_gen", "generations of so many tokens (tg)", "128"),
+        _list("-pg", "n_pg", "a prompt and a generation after it", metavar="PP,TG"),
+        _list("-d --n-depth", "n_depth", "tokens that are in the context before", "0"),
+        _list("-b --batch-size", "n_batch", "logical batch", "2048"),
+        _list("-ub --ubatch-size", "n_ubatch", "physical batch", "512"),
+        _list("-ctk --cache-type-k", "type_k", "type of cached keys", "f16", "TYPE,..."),
+        _list("-ctv --cache-type-v", "type_v", "type of cached values", "f16", "TYPE,..."),
+        _list("-t --threads", "n_threads", "threads", "all cores"),
+        _list("-fa --flash-attn", "flash_attn", "", "auto", "on|off|auto,..."),
+        _list("-lm --load-mode", "load_mode", "how weights get into memory", "auto", "MODE,..."),
+        _list("-mmp --mmap", "mmap", "older spelling: 0 is -lm none, 1 is -lm mmap", "", "0|1,..."),
+        _list(
+            "-rpk --repack",
+            "repack",
+            "re-lay weights into panels while loading",
+            "1",
+            "0|1,...",
+        ),
+    ),
+    "How it is measured": (
+        Flag("-r --repetitions", "repetitions", int, "of each test", "5", tools=ONLY),
+        Flag("--delay", "delay", int, "seconds of rest before each test", "0", tools=ONLY),
+        Flag(
+            "--prio",
+            "prio",
+            ("-1", "0", "1", "2", "3"),
+            "priority of the process: low, normal, medium, high, realtime",
+            "0",
+            tools=ONLY,
+        ),
+        Flag(
+            "--no-warmup",
+            "no_warmup",
+            value=True,
+            help="no untimed run before (kernels are compiled before all the same)",
+            tools=ONLY,
+        ),
+        Flag("--progress", "progress", value=True, help="say what is running", tools=ONLY),
+    ),
+    "Output": (
+        Flag("-o --output", "output", FORMATS, "on stdout", "md", tools=ONLY),
+        Flag("-oe --output-err", "output_err", ("none", *FORMATS), "on stderr", "none", tools=ONLY),
+    ),
+    "Comparison": (
+        Flag(
+            "--vs-llama-cpp",
+            "reference",
+            help="run every test with llama.cpp as well, in turns: `llama_cpp` or `xllamacpp` (the"
+            " Python packages; without a value the first that is installed), or the path of a"
+            " llama-bench binary",
+            metavar="[WHICH]",
+            optional="auto",
+            tools=ONLY,
+        ),
+        Flag(
+            "--memory",
+            "memory",
+            value=True,
+            help="also the peak resident memory of a process that runs the test once",
+            tools=ONLY,
+        ),
+        Flag(
+            "--startup --first-token",
+            "startup",
+            value=True,
+            help="instead of the tests: seconds from starting the command to its first token",
+            tools=ONLY,
+        ),
+    ),
+}
