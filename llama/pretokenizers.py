@@ -21,6 +21,7 @@ class PreTokenizer:
     clean_spaces: bool = True  # detokenizing drops spaces before punctuation
     ignore_merges: bool = False  # a word that is a token needs no merging
     add_bos: bool = False  # default when the file does not say
+    always_bos: bool = False  # whatever the file says
     default_bos: bool = True  # id 11 is BOS when the file does not say
     byte_encode: bool = True  # tokens are spelled in GPT-2's printable bytes
     escape_spaces: bool = False  # tokens spell a space as U+2581
@@ -153,7 +154,7 @@ def _pre(*patterns: str, **habits: bool) -> PreTokenizer:
     return PreTokenizer(patterns=patterns, **habits)
 
 
-_ROWS = {
+ROWS = {
     "default": _pre(r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", ASCII_DIGITS_3),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _pre(
         LLAMA3, ignore_merges=True, add_bos=True
@@ -216,7 +217,7 @@ _ROWS = {
     "bloom gpt3-finnish": _pre(BLOOM),
     "viking": _pre(BLOOM, r"\p{N}", clean_spaces=False),
     "gemma4 granite-embed-multi-311m": _pre(
-        LINES, escape_spaces=True, byte_encode=False, newlines_whole=True
+        LINES, always_bos=True, escape_spaces=True, byte_encode=False, newlines_whole=True
     ),
     "mmbert": _pre(
         LINES, escape_spaces=True, byte_encode=False, newlines_whole=True, cut_at_spaces=True
@@ -224,7 +225,7 @@ _ROWS = {
     "sarvam-moe": _pre(LINES, escape_spaces=True, byte_encode=False, clean_spaces=False),
     "whitespace": _pre(r"\S+", byte_encode=False, drop_gaps=True),
 }
-PRETOKENIZERS = {name: row for names, row in _ROWS.items() for name in names.split()}
+PRETOKENIZERS = {name: row for names, row in ROWS.items() for name in names.split()}
 
 
 def find_pretokenizer(name: str) -> PreTokenizer:

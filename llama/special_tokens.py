@@ -1,6 +1,7 @@
 """Tokens with a meaning of their own: which they are, which end a generation, where they occur."""
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -195,6 +196,9 @@ def mark_stripping(
         mark(A.LSTRIP, [named.get("[MASK]")])
 
 
+_SPACE = re.compile(rb"[ \t\n\v\f\r]+")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Mark:
     """A special token as it is looked for; sorts in the order of search."""
@@ -206,15 +210,19 @@ class _Mark:
 
     def split(self, fragment: bytes) -> Iterator[bytes | int]:
         """The text around every occurrence, and the token's id between."""
-        parts = fragment.split(self.text)
-        for i, part in enumerate(parts):
-            if i > 0:
-                yield self.id
-                part = part.lstrip() if self.attribute & A.RSTRIP else part
-            if i < len(parts) - 1 and self.attribute & A.LSTRIP:
-                part = part.rstrip()
-            if part:
-                yield part
+        start = 0
+        while (found := fragment.find(self.text, start)) >= 0:
+            left = fragment[start:found]
+            if self.attribute & A.LSTRIP:
+                left = left.rstrip()
+            if left:
+                yield left
+            yield self.id
+            start = found + len(self.text)
+            if self.attribute & A.RSTRIP and (space := _SPACE.match(fragment, start)):
+                start = space.end()
+        if start < len(fragment):
+            yield fragment[start:]
 
 
 class SpecialFinder:

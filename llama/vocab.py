@@ -95,7 +95,7 @@ class Vocab:
             attributes=attributes,
             special=SpecialIds(**ids),
             eog=eog,
-            add_bos=read_add_bos(metadata, family, pre_name, pre),
+            add_bos=read_add_bos(metadata, family, pre),
             add_eos=metadata.get_bool(KEY + "add_eos_token", False),
             add_sep=metadata.get_bool(KEY + "add_sep_token", False),
             add_space_prefix=metadata.get_bool(KEY + "add_space_prefix", family.add_space_prefix),
@@ -124,10 +124,9 @@ class Vocab:
 
     @functools.cached_property
     def newline(self) -> int | None:
-        """The token of a line break; the padding token where an SPM vocabulary has none."""
+        """The token of a line break, if there is one."""
         if self.type == "spm":
-            ids = (self.token_to_id.get(text) for text in (b"<0x0A>", b"\n"))
-            return next((i for i in ids if i is not None), self.special.pad)
+            return self.token_to_id.get(b"<0x0A>", self.token_to_id.get(b"\n"))
         return next(iter(self._tokenizer.tokenize(b"\n")), None)
 
     def tokenize(

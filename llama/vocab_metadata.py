@@ -110,9 +110,8 @@ def read_attributes(metadata: Metadata, n_tokens: int) -> npt.NDArray[np.int32]:
     return np.array(BY_TYPE, np.int32)[np.where(known, types, 0)]
 
 
-def read_add_bos(metadata: Metadata, family: Family, name: str, pre: PreTokenizer) -> bool:
+def read_add_bos(metadata: Metadata, family: Family, pre: PreTokenizer) -> bool:
     add_bos = metadata.get_bool(KEY + "add_bos_token", family.add_bos or pre.add_bos)
-    if name == "gemma4" and not add_bos:
-        log.warning("%sadd_bos_token is taken as true: Gemma 4 needs it", KEY)
-        return True
-    return add_bos
+    if pre.always_bos and not add_bos:
+        log.warning("%sadd_bos_token is taken as true: models of this tokenizer need BOS", KEY)
+    return add_bos or pre.always_bos
