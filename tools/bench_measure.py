@@ -24,7 +24,8 @@ TICKS = 1
 ATTEMPTS = 5  # of a disturbed round
 PAUSE = 1.0  # seconds before a disturbed round is repeated
 
-IDLE_WINDOW = 0.01  # seconds
+# seconds: longer than the scheduler keeps a spinning thread waiting
+IDLE_WINDOW = 0.03
 IDLE_SHARE = 0.02  # of a core
 IDLE_TIMEOUT = 5.0
 

@@ -79,8 +79,8 @@ def first_byte(command: Sequence[str]) -> int:
     taken = time.perf_counter_ns() - start
     _, errors = process.communicate()
     if process.returncode or not first:
-        last = (errors.decode(errors="replace").strip().splitlines() or ["(nothing)"])[-1]
-        raise UserError(f"{' '.join(command)}: failed with {process.returncode}: {last}")
+        said = errors.decode(errors="replace").strip()
+        raise UserError(f"{' '.join(command)}: failed with {process.returncode}: {said}")
     return taken
 
 
