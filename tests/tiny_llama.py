@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raw_gguf import RawGguf, array, pair, text, u32, value
-from tiny import add_metadata, write_tiny
+from raw_gguf import RawGguf, RawTensor, array, i32, pair, string, text, u16, u32, value
+from tiny import write_tiny
 
 from pyggml.backends.reference.device import RefDevice
 from pyggml.gguf import Metadata, ValueType, open_gguf
@@ -16,8 +17,6 @@ from pyggml.llama.context_params import ContextParams
 from pyggml.llama.hparams import HParams
 from pyggml.llama.loader import Model, ModelParams, load_model
 from pyggml.ops import RopeMode
-
-__all__ = ["add_metadata", "context_of", "hparams", "keys", "metadata", "tiny_model"]
 
 DEVICE = RefDevice()
 
@@ -93,3 +92,41 @@ def context_of(model: Model, **params: Any) -> Context:
     return Context(
         model, ContextParams(**{"n_ctx": 256, "type_k": "f32", "type_v": "f32"} | params)
     )
+
+
+def with_keys(path: Path, **numbers: int) -> Path:
+    """The GGUF file at `path` with further u32 keys, __ standing for a dot; changes it in place."""
+    raw = path.read_bytes()
+    (n_pairs,) = struct.unpack_from("<Q", raw, 16)
+    pairs = b"".join(u32(key.replace("__", "."), number) for key, number in numbers.items())
+    # the tensors stay where they are relative to the end of the header if it grows by whole blocks
+    filler = u32("filler.", 0)
+    pairs += u32("filler." + "x" * (-(len(pairs) + len(filler)) % 32), 0)
+    count = struct.pack("<Q", n_pairs + len(numbers) + 1)
+    path.write_bytes(raw[:16] + count + pairs + raw[24:])
+    return path
+
+
+def split(path: Path, n_parts: int) -> list[Path]:
+    """The model in several files beside `path`, as gguf-split cuts them."""
+    with open_gguf(path) as whole:
+        raw, names = path.read_bytes(), list(whole.tensors)
+        first = whole.tensors[names[0]]
+        mark = string(first.name) + struct.pack("<I", first.n_dims)
+        own = raw[24 : raw.index(mark)]
+        step = -(-len(names) // n_parts)
+        paths = [
+            path.with_name(f"{path.stem}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)
+        ]
+        for i, part in enumerate(paths):
+            tensors = [
+                RawTensor(name, t.ne[: t.n_dims], t.type, bytes(whole.data(name)))
+                for name, t in list(whole.tensors.items())[i * step : (i + 1) * step]
+            ]
+            marks = [u16("split.no", i), u16("split.count", n_parts)]
+            marks.append(i32("split.tensors.count", len(names)))
+            file = RawGguf([own, *marks] if i == 0 else marks, tensors)
+            n_own = struct.unpack_from("<Q", raw, 16)[0] if i == 0 else 0
+            file.n_pairs = n_own + len(marks)
+            part.write_bytes(file.build())
+    return paths
