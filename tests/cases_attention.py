@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from op_case import BF16, EXP, F16, F32, Case, Leafs, Make
+from op_case import BF16, F16, F32, Case, Leafs, Make
 
 from pyggml import build as b
 from pyggml import params as p
@@ -30,7 +30,7 @@ def _soft_max() -> Iterator[Case]:
                 x(scores.ne[2]) if sinks else None,
             )
 
-        return Case(f"soft_max-{name}", make, EXP)
+        return Case(f"soft_max-{name}", make)
 
     for n in (1, 7, 64, 300, 1031):
         yield case(f"row{n}", lambda x, n=n: x(n, 3, 2, scale=4))
@@ -156,8 +156,8 @@ def _flash() -> Iterator[Case]:
             return b.flash_attn_ext(q, k, v, mask, params, x(n_head) if sinks else None)
 
         quantized = kv not in (F32, F16)
-        tolerance = 1e-12
-        return Case(f"flash-{name}", make, tolerance, ggml=2e-5, cpu=not quantized)
+
+        return Case(f"flash-{name}", make, 1e-12, ggml=2e-5, cpu=not quantized)
 
     for name, shape in FLASH_SHAPES.items():
         yield case(name, shape)

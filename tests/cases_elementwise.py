@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from op_case import AGREES, BF16, EXP, F16, TABLED, Case, Leafs, Make, node
+from op_case import AGREES, BF16, F16, TABLED, Case, Leafs, Make, node
 
 from pyggml import build as b
 from pyggml import params as p
@@ -105,13 +105,13 @@ def _unary() -> Iterator[Case]:
             return t
 
         name = op.name.lower()
-        yield Case(f"{name}-plain", lambda x, m=make: m(x(131, 3, 2, scale=4)), EXP, tabled)
-        yield Case(f"{name}-wide", lambda x, m=make: m(x(1031, 2, scale=200)), EXP, tabled)
-        yield Case(f"{name}-narrow", lambda x, m=make: m(x(1031, 2, scale=1e-3)), EXP, small)
+        yield Case(f"{name}-plain", lambda x, m=make: m(x(131, 3, 2, scale=4)), ggml=tabled)
+        yield Case(f"{name}-wide", lambda x, m=make: m(x(1031, 2, scale=200)), ggml=tabled)
+        yield Case(f"{name}-narrow", lambda x, m=make: m(x(1031, 2, scale=1e-3)), ggml=small)
     rows = lambda x: b.view(x(64, 3, 2), (40, 3, 2), (256, 768), 32)  # noqa: E731
-    yield Case("silu-window", lambda x: b.silu(rows(x)), EXP)
+    yield Case("silu-window", lambda x: b.silu(rows(x)))
     yield Case("silu-f16", lambda x: b.silu(x(40, 3, type=F16)), cpu=False)
-    yield Case("silu-empty", lambda x: b.silu(x(40, 0)), EXP)
+    yield Case("silu-empty", lambda x: b.silu(x(40, 0)))
 
 
 def _glu() -> Iterator[Case]:
@@ -121,22 +121,20 @@ def _glu() -> Iterator[Case]:
         split = lambda x, op=op: b.glu_split(  # noqa: E731
             x(136, 3, 2, scale=4), x(136, 3, 2, scale=4), op, alpha=1.702, limit=2.5
         )
-        yield Case(f"{name}-split", split, EXP, tabled)
+        yield Case(f"{name}-split", split, ggml=tabled)
         if op in (GluOp.SWIGLU_OAI, GluOp.SWIGLU_CLAMP):
             continue
         for swapped in (False, True):
             yield Case(
                 f"{name}-halves-{swapped}",
                 lambda x, op=op, s=swapped: b.glu(x(134, 5, scale=4), op, swapped=s),
-                EXP,
-                tabled,
+                ggml=tabled,
             )
     window = lambda x: b.view(x(100, 5), (64, 5), (400,), 16)  # noqa: E731
-    yield Case("swiglu-window", lambda x: b.glu(window(x), GluOp.SWIGLU), EXP)
+    yield Case("swiglu-window", lambda x: b.glu(window(x), GluOp.SWIGLU))
     yield Case(
         "swiglu-columns",  # gate and up are windows of one wide product
         lambda x: b.glu_split(window(x), window(x), GluOp.SWIGLU),
-        EXP,
     )
 
 

@@ -32,7 +32,6 @@ F32, F16, BF16, I32, I64 = (
 TABLED = 2e-7  # ggml looks GELU and GELU_QUICK up by F16 values
 AGREES = 1e-12  # what real ggml keeps to elsewhere
 ROUNDED = 1e-7  # ... with activations rounded to 8 bits: a tie may go the other way
-EXP = 1e-12  # exponentials of the CPU backend: 2 to 3 roundings of float32
 
 
 class Leafs:
