@@ -102,6 +102,16 @@ def test_gemma_4_adds_bos_against_the_file(
     theirs.close()
 
 
+def test_of_equal_merges_the_first_counts(tmp_path: Path) -> None:
+    vocab = pair_vocab("gpt-2", "", ())
+    vocab["tokens"] += ["ab", "bc"]
+    vocab["merges"] = ["a b", "b c", "a b"]
+    path = write_vocab(tmp_path / "vocab.gguf", **vocab)
+    theirs = LlamaVocab(path)
+    assert open_vocab(path).tokenize("abc") == theirs.tokenize(b"abc", True, False)
+    theirs.close()
+
+
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     vocab = pair_vocab("gpt-2", "ab", ()) | {"pre": "no-such-cut"}
     path = write_vocab(tmp_path / "vocab.gguf", **vocab)

@@ -38,9 +38,12 @@ MARKS = {
     "<mask>": CONTROL,
     "<|endoftext|>": CONTROL,
     "<unused3>": CONTROL,
+    "<longest>": CONTROL,
+    "on<x>": USER_DEFINED,
+    "<lon": USER_DEFINED,
 }
 WORDS = "he ll hell hello ▁hello ▁h ab ba ▁a b▁ ▁▁ s> ▁<"
-SNIPPETS = (*MARKS, *"<>ab| \n\té", "s>", "  ", "hello", "<un", "k>", "|>")
+SNIPPETS = (*MARKS, *"<>ab| \n\té", "s>", "  ", "hello", "<un", "k>", "|>", "<lon<x>", "gest>")
 
 
 def bpe_vocab(**keys: Any) -> dict[str, Any]:
