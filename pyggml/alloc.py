@@ -31,9 +31,16 @@ _IN_PLACE = frozenset(op for op, info in OPS.items() if info.in_place)
 class _Measure:
     """One pass over a graph that finds a place for every tensor without memory."""
 
-    def __init__(self, bufts: Sequence[BufferType], allocators: Sequence[DynamicAllocator]) -> None:
+    def __init__(
+        self,
+        bufts: Sequence[BufferType],
+        allocators: Sequence[DynamicAllocator],
+        *,
+        stay_in_buffer: bool,
+    ) -> None:
         self.bufts = bufts
         self.allocators = allocators
+        self.stay_in_buffer = stay_in_buffer
         self.places: dict[Tensor, Place] = {}
         self.live: set[Tensor] = set()  # has a place that nobody else may use yet
         self.children: dict[Tensor, int] = {}  # consumers that have not run
@@ -74,7 +81,7 @@ class _Measure:
         ):
             return
         if tensor.op in _IN_PLACE:
-            parent = self._parent_to_take_over(tensor)
+            parent = self._parent_to_take_over(tensor, buffer_id)
             if parent is not None:
                 self._take_over(tensor, parent)
                 return
@@ -86,8 +93,9 @@ class _Measure:
         self.places[tensor] = (buffer_id, chunk, offset, size)
         self.live.add(tensor)
 
-    def _parent_to_take_over(self, node: Tensor) -> Tensor | None:
+    def _parent_to_take_over(self, node: Tensor, buffer_id: int) -> Tensor | None:
         """The first source of which this node is the last user and that has its layout."""
+        wanted = self.allocators[buffer_id]
         for parent in node.src:
             if (
                 parent is not None
@@ -96,12 +104,14 @@ class _Measure:
                 and not self.views.get(parent)
                 and not int(parent.flags) & _OUTPUT
                 and node.same_layout(parent)
+                and not (
+                    self.stay_in_buffer and self.allocators[self.places[parent][0]] is not wanted
+                )
             ):
                 return parent
         return None
 
     def _take_over(self, node: Tensor, parent: Tensor) -> None:
-        # the node goes where its parent is, whatever buffer was asked for
         buffer_id, chunk, offset, parent_size = self.places[parent]
         buft = self.bufts[buffer_id]
         size = buft.alloc_size(node)
@@ -141,10 +151,14 @@ class GraphAllocator:
 
     Buffer ids are positions in `bufts`. A reserved plan serves every graph with as many nodes and
     leafs in the same order whose tensors need no more bytes than the reserved ones.
+
+    An in-place operation takes over its source's memory even if that lies in another buffer than
+    the one asked for, unless `stay_in_buffer` forbids it.
     """
 
-    def __init__(self, bufts: Sequence[BufferType]) -> None:
+    def __init__(self, bufts: Sequence[BufferType], *, stay_in_buffer: bool = False) -> None:
         self.bufts = tuple(bufts)
+        self._stay_in_buffer = stay_in_buffer
         self._first = [self.bufts.index(buft) for buft in self.bufts]
         # one backend buffer per chunk; None: not allocated yet
         self._buffers: list[list[Buffer] | None] = [None] * len(self.bufts)
@@ -189,7 +203,8 @@ class GraphAllocator:
 
     def _measure(self, graph: Graph, node_ids: Sequence[int], leaf_ids: Sequence[int]) -> _Measure:
         own = [DynamicAllocator(buft.alignment, buft.max_size) for buft in self.bufts]
-        measure = _Measure(self.bufts, [own[first] for first in self._first])
+        allocators = [own[first] for first in self._first]
+        measure = _Measure(self.bufts, allocators, stay_in_buffer=self._stay_in_buffer)
         measure.run(graph, node_ids, leaf_ids)
         return measure
 

@@ -40,11 +40,11 @@ def check_all_placed(graph: Graph) -> None:
 def check_no_overlap(graph: Graph) -> None:
     """No live tensor is overwritten; only an in-place operation may take its source's place."""
     last = last_touch(graph)
-    owners = [t for t in graph.leafs if t.view_src is None]
+    owners = [t for t in dict.fromkeys(graph.leafs) if t.view_src is None]
     for i, leaf in enumerate(owners):
         assert not any(overlap(leaf, other) for other in owners[:i]), leaf
     for i, node in enumerate(graph.nodes):
-        if node.view_src is not None:
+        if node.view_src is not None or node in owners:
             continue
         for earlier in owners:
             if overlap(earlier, node):

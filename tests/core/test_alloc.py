@@ -279,6 +279,22 @@ def test_in_place_needs_the_same_layout() -> None:
     assert z.data == y.data
 
 
+@pytest.mark.parametrize("stay", [False, True])
+def test_in_place_may_leave_the_buffer(stay: bool) -> None:
+    a, b = PlanBufferType(name="a"), PlanBufferType(name="b")
+    allocator = GraphAllocator([a, b, a], stay_in_buffer=stay)
+    y = build.scale(leaf(8), 2.0)
+    z = build.scale(y, 2.0)
+    graph = graph_of(z)
+    allocator.reserve_n(graph, [1, 1], [0])
+    assert allocator.alloc_graph(graph)
+    assert y.buffer is z.buffer is (b if stay else a).buffers[0]
+    same_type = graph_of(build.scale(leaf(8), 2.0))
+    allocator.reserve_n(same_type, [2], [0])
+    assert allocator.alloc_graph(same_type)
+    assert same_type.nodes[0].data == same_type.leafs[0].data
+
+
 def test_output_parent_is_not_overwritten() -> None:
     x = leaf(16)
     y = build.scale(x, 2.0).as_output()
@@ -289,11 +305,13 @@ def test_output_parent_is_not_overwritten() -> None:
 
 def test_parent_with_a_view_is_not_overwritten() -> None:
     x = leaf(16)
-    y = mean(build.add(build.scale(x, 2.0), build.view(x, (4,))))
-    graph = graph_of(y)
+    view, y = build.view(x, (4,)), build.scale(x, 2.0)
+    graph = Graph()
+    for t in (view, y, pad_right(build.add(y, view), 4)):
+        graph.expand(t)
     assert GraphAllocator([PlanBufferType()]).alloc_graph(graph)
     check_no_overlap(graph)
-    assert graph.nodes[0].data != x.data
+    assert y.data != x.data
 
 
 def test_view_parent_is_not_taken_over() -> None:
@@ -419,6 +437,9 @@ def random_graphs(draw: st.DrawFn) -> Graph:
             result.as_output()
         tensors.append(result)
     graph = Graph()
+    if draw(st.booleans()):  # in the order of their creation, not only what the last one needs
+        for t in tensors:
+            graph.expand(t)
     graph.expand(tensors[-1].as_output())
     for t in draw(st.lists(st.sampled_from(tensors), max_size=3)):
         graph.expand(t, compute=draw(st.booleans()))

@@ -1,0 +1,37 @@
+"""The environment variables that the core reads: one table, one function."""
+
+import os
+from dataclasses import dataclass
+
+from pyggml.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A number from the environment."""
+
+    name: str
+    meaning: str
+    default: int = 0
+
+
+VARIABLES = {
+    v.name: v
+    for v in (
+        Variable("GGML_SCHED_DEBUG", "1: print every split with its inputs; 2: every node as well"),
+        Variable(
+            "GGML_SCHED_DEBUG_REALLOC",
+            "1: fail when a graph of unchanged size and placement needs new buffers; 2: when any",
+        ),
+    )
+}
+
+
+def integer(name: str) -> int:
+    """The value of a variable of the table. Raises ConfigError if it is not a number."""
+    variable = VARIABLES[name]
+    text = os.environ.get(name, "").strip()
+    try:
+        return int(text) if text else variable.default
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number\n{variable.meaning}") from None

@@ -1,0 +1,200 @@
+"""Cuts an assigned graph into splits of one backend each, with copies of what they read elsewhere.
+
+Pass 5 and later of the scheduler. The nodes' `src` are rewritten to the copies, so that a graph
+can be cut only once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyggml.backend import is_weight
+from pyggml.graph import Graph, next_uid
+from pyggml.ops import TensorFlag
+from pyggml.sched_assign import VIEW_OPS, Assignment
+from pyggml.tensor import MAX_SRC, Tensor
+
+_KEPT = TensorFlag.INPUT | TensorFlag.OUTPUT
+
+
+@dataclass(slots=True)
+class Split:
+    """Consecutive nodes that run on one backend, and the tensors copied there first."""
+
+    backend_id: int
+    start: int
+    stop: int = 0
+    inputs: list[Tensor] = field(default_factory=list)
+    graph: Graph = field(default_factory=Graph)
+    # until this node has run, these tensors keep their memory
+    alloc_deps: dict[Tensor, list[Tensor]] = field(default_factory=dict)
+
+    def add_alloc_dep(self, tensor: Tensor, until: Tensor) -> None:
+        """Keep a tensor's memory until the node `until` has run."""
+        kept = self.alloc_deps.setdefault(until, [])
+        if tensor not in kept:
+            kept.append(tensor)
+
+
+@dataclass(slots=True)
+class Layout:
+    """What the allocator sees: all splits' nodes, copies and lifetimes, with backend ids."""
+
+    graph: Graph
+    node_ids: list[int]
+    leaf_ids: list[int]
+
+    def add(self, node: Tensor, backend_id: int) -> None:
+        """Append one node."""
+        self.graph.nodes.append(node)
+        self.node_ids.append(backend_id)
+
+
+class Cut:
+    """The splits of one graph."""
+
+    def __init__(
+        self, assignment: Assignment, graph: Graph, *, copy: int = 0, n_copies: int = 1
+    ) -> None:
+        self.assignment = assignment
+        self.graph = graph
+        self.copy = copy  # which of the n_copies this evaluation uses
+        self.n_copies = n_copies
+        self.splits: list[Split] = []
+        self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}  # of (tensor, backend id)
+        self.graph_inputs: list[Tensor] = []
+        self.shares_memory = False  # a backend reads in place what another one computes
+        self._cut()
+        if n_copies > 1:
+            self._copy_graph_inputs()
+
+    def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
+        """The copy of a split's input that this evaluation uses."""
+        return self.copies[tensor, backend_id][self.copy]
+
+    # ------------------------------------------------------------ pass 5
+    def _cut(self) -> None:
+        nodes, ids = self.graph.nodes, self.assignment.ids
+        work = [i for i, node in enumerate(nodes) if node.op not in VIEW_OPS]
+        if not nodes:
+            return
+        split = Split(ids[nodes[work[0] if work else 0]], 0)
+        self.splits.append(split)
+        for i in work:
+            node = nodes[i]
+            if ids[node] != split.backend_id or self._reads_new_weights(node, split):
+                split.stop = i
+                split = Split(ids[node], i)
+                self.splits.append(split)
+            self._replace_sources(node, split)
+        split.stop = len(nodes)
+
+    def _is_elsewhere(self, tensor: Tensor, backend_id: int) -> bool:
+        home = self.assignment.ids[tensor]
+        return home != backend_id and not self.assignment.can_read(tensor, backend_id)
+
+    def _reads_new_weights(self, node: Tensor, split: Split) -> bool:
+        """Whether copied weights are better off in a split of their own.
+
+        The memory of the weights copied for this split can then be used again.
+        """
+        return bool(split.inputs) and any(
+            src is not None and is_weight(src) and self._is_elsewhere(src, split.backend_id)
+            for src in node.src
+        )
+
+    def _replace_sources(self, node: Tensor, split: Split) -> None:
+        for j, src in enumerate(node.src):
+            if src is None or self.assignment.ids[src] == split.backend_id:
+                continue
+            if self.assignment.can_read(src, split.backend_id):
+                self.shares_memory = self.shares_memory or not is_weight(src)
+                continue
+            if (src, split.backend_id) not in self.copies:
+                self._copy_input(src, split)
+            node.src[j] = self.copy_of(src, split.backend_id)
+
+    def _copy_input(self, tensor: Tensor, split: Split) -> None:
+        to, n = split.backend_id, self.n_copies
+        made = [self._duplicate(tensor, to, c, "4.cpy") for c in range(n)]
+        if n > 1:  # the allocator must neither free nor reuse them
+            for duplicate in made:
+                duplicate.flags |= _KEPT
+        self.copies[tensor, to] = made
+        split.inputs.append(tensor)
+
+    def _duplicate(self, tensor: Tensor, backend_id: int, copy: int, cause: str) -> Tensor:
+        """A tensor of the same layout; it has a cause but no backend id of its own."""
+        backend = self.assignment.backends[backend_id]
+        duplicate = Tensor(tensor.type, tensor.ne, tensor.nb)
+        duplicate.named(f"{backend.name}#{tensor.name}#{copy}")
+        self.assignment.causes[duplicate] = cause
+        return duplicate
+
+    # ------------------------------------------------------------ pass 6
+    def _copy_graph_inputs(self) -> None:
+        """Let the evaluations in flight have inputs of their own, used by a node or not."""
+        for leaf in self.graph.leafs:
+            home = self.assignment.ids[leaf]
+            if TensorFlag.INPUT not in leaf.flags or (leaf, home) in self.copies:
+                continue
+            self.copies[leaf, home] = [
+                leaf if c == self.copy else self._duplicate(leaf, home, c, "6.cpy")
+                for c in range(self.n_copies)
+            ]
+            for tensor in self.copies[leaf, home]:
+                tensor.flags |= _KEPT
+            self.graph_inputs.append(leaf)
+
+    # ------------------------------------------------------------ after the passes
+    def optimize(self) -> None:
+        """Give every split its graph, in the order that its backend prefers."""
+        for split in self.splits:
+            split.graph = self.graph.view(split.start, split.stop)
+            backend = self.assignment.backends[split.backend_id]
+            backend.graph_optimize(split.graph, split.add_alloc_dep)
+            self.graph.nodes[split.start : split.stop] = split.graph.nodes
+            split.graph.uid = next_uid()
+
+    def layout(self) -> Layout:
+        """The graph to allocate memory for."""
+        ids = self.assignment.ids
+        layout = Layout(Graph(), [], [])
+        for split in self.splits:
+            for tensor in split.inputs:
+                layout.add(_dependency([tensor]), ids[tensor])  # it lives until it is copied
+                layout.add(self.copy_of(tensor, split.backend_id), split.backend_id)
+            _add_nodes(layout, split, ids)
+        if self.n_copies > 1:
+            homes = [(t, ids[t]) for t in self.graph_inputs]
+            homes += [(t, split.backend_id) for split in self.splits for t in split.inputs]
+            for tensor, home in homes:
+                layout.graph.leafs += self.copies[tensor, home]
+                layout.leaf_ids += [home] * self.n_copies
+        layout.graph.leafs += self.graph.leafs
+        layout.leaf_ids += [ids[leaf] for leaf in self.graph.leafs]
+        return layout
+
+
+def _add_nodes(layout: Layout, split: Split, ids: dict[Tensor, int]) -> None:
+    if not split.alloc_deps:
+        layout.graph.nodes += split.graph.nodes
+        layout.node_ids += [ids[node] for node in split.graph.nodes]
+        return
+    missing = set(split.alloc_deps)
+    for node in split.graph.nodes:
+        layout.add(node, ids[node])
+        kept = split.alloc_deps.get(node, [])
+        for i in range(0, len(kept), MAX_SRC):
+            layout.add(_dependency(kept[i : i + MAX_SRC]), split.backend_id)
+        missing.discard(node)
+    assert not missing, f"memory kept until {missing}, which are not nodes of the split"
+
+
+def _dependency(kept: list[Tensor]) -> Tensor:
+    """A node without work that keeps the memory of its sources up to its place."""
+    first = kept[0]
+    node = Tensor(first.type, first.ne, first.nb, src=tuple(kept))
+    node.view_src = first.view_src or first
+    node.view_offs = first.view_offs
+    return node
