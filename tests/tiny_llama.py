@@ -109,24 +109,28 @@ def with_keys(path: Path, **numbers: int) -> Path:
 
 def split(path: Path, n_parts: int) -> list[Path]:
     """The model in several files beside `path`, as gguf-split cuts them."""
-    with open_gguf(path) as whole:
-        raw, names = path.read_bytes(), list(whole.tensors)
-        first = whole.tensors[names[0]]
-        mark = string(first.name) + struct.pack("<I", first.n_dims)
-        own = raw[24 : raw.index(mark)]
-        step = -(-len(names) // n_parts)
-        paths = [
-            path.with_name(f"{path.stem}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)
-        ]
-        for i, part in enumerate(paths):
-            tensors = [
-                RawTensor(name, t.ne[: t.n_dims], t.type, bytes(whole.data(name)))
-                for name, t in list(whole.tensors.items())[i * step : (i + 1) * step]
-            ]
-            marks = [u16("split.no", i), u16("split.count", n_parts)]
-            marks.append(i32("split.tensors.count", len(names)))
-            file = RawGguf([own, *marks] if i == 0 else marks, tensors)
-            n_own = struct.unpack_from("<Q", raw, 16)[0] if i == 0 else 0
-            file.n_pairs = n_own + len(marks)
-            part.write_bytes(file.build())
+    paths = [
+        path.with_name(f"{path.stem}-{i + 1:05d}-of-{n_parts:05d}.gguf") for i in range(n_parts)
+    ]
+    pairs, tensors = contents(path)
+    step = -(-len(tensors) // n_parts)
+    for i, part in enumerate(paths):
+        marks = [u16("split.no", i), u16("split.count", n_parts)]
+        marks.append(i32("split.tensors.count", len(tensors)))
+        own = [*pairs, *marks] if i == 0 else marks
+        part.write_bytes(RawGguf(own, tensors[i * step : (i + 1) * step]).build())
     return paths
+
+
+def contents(path: Path) -> tuple[list[bytes], list[RawTensor]]:
+    """The pairs and tensors of a file, ready to be written again."""
+    raw = path.read_bytes()
+    with open_gguf(path) as whole:
+        first = next(iter(whole.tensors.values()))
+        end = raw.index(string(first.name) + struct.pack("<I", first.n_dims))
+        tensors = [
+            RawTensor(name, t.ne[: t.n_dims], t.type, bytes(whole.data(name)))
+            for name, t in whole.tensors.items()
+        ]
+    (n_pairs,) = struct.unpack_from("<Q", raw, 16)
+    return [raw[24:end], *[b""] * (n_pairs - 1)], tensors
