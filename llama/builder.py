@@ -183,7 +183,7 @@ def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
         freq_base=scaling.freq_base,
         freq_scale=scaling.freq_scale,
         ext_factor=scaling.extrapolation,
-        attn_factor=_attn_factor(scaling),
+        attn_factor=_attn_factor(hp.rope),  # llama.cpp: one for all layers
         beta_fast=scaling.beta_fast,
         beta_slow=scaling.beta_slow,
     )
@@ -192,16 +192,9 @@ def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
 def _attn_factor(scaling: RopeScaling) -> float:
     if not scaling.extrapolation:
         return scaling.yarn_attn_factor * scaling.attn_factor
-    factor = 1.0 / scaling.freq_scale
-    wanted = _magnitude(factor, 1.0)
-    if scaling.yarn_log_mul:
-        wanted /= _magnitude(factor, scaling.yarn_log_mul)
+    # attention is sharpened when positions are squeezed
+    wanted = max(1.0, 1.0 - 0.1 * math.log(scaling.freq_scale))
     return wanted / _own_magnitude(scaling) * scaling.attn_factor
-
-
-def _magnitude(factor: float, m: float) -> float:
-    """YaRN's rule: attention is sharpened when positions are squeezed."""
-    return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
 def _own_magnitude(scaling: RopeScaling) -> float:

@@ -30,7 +30,6 @@ class RopeScaling:
     attn_factor: float = 1.0
     ext_factor: float = -1.0  # negative: 1 for yarn, else 0
     yarn_attn_factor: float = 1.0  # without effect if ext_factor is not 0
-    yarn_log_mul: float = 0.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
@@ -134,7 +133,7 @@ def rope_of_window(kv: Metadata, rope: RopeScaling) -> RopeScaling:
 
 
 def rope_scaling(kv: Metadata, n_ctx_train: int) -> RopeScaling:
-    """The rope.* keys."""
+    """The rope.* keys. Those that begin with yarn_ are read by no architecture here."""
     a = kv.get_str("general.architecture")
     type_ = kv.get_str(f"{a}.rope.scaling.type", "linear")
     if type_ not in ROPE_TYPES:
@@ -147,11 +146,6 @@ def rope_scaling(kv: Metadata, n_ctx_train: int) -> RopeScaling:
         type=type_,
         n_ctx_orig=kv.get_int(f"{a}.rope.scaling.original_context_length", n_ctx_train),
         attn_factor=kv.get_float(f"{a}.rope.scaling.attn_factor", 1.0),
-        ext_factor=kv.get_float(f"{a}.rope.scaling.yarn_ext_factor", -1.0),
-        yarn_attn_factor=kv.get_float(f"{a}.rope.scaling.yarn_attn_factor", 1.0),
-        yarn_log_mul=kv.get_float(f"{a}.rope.scaling.yarn_log_multiplier", 0.0),
-        beta_fast=kv.get_float(f"{a}.rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=kv.get_float(f"{a}.rope.scaling.yarn_beta_slow", 1.0),
     )
     return _checked(scaling, f"{a}.rope.*")
 

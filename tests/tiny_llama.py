@@ -10,7 +10,8 @@ from typing import Any
 from raw_gguf import RawGguf, RawTensor, array, i32, pair, string, text, u16, u32, value
 from tiny import write_tiny
 
-from pyggml.backends.reference.device import RefDevice
+from pyggml.backends.reference.device import RefBuffer, RefBufferType, RefDevice
+from pyggml.errors import OutOfMemory
 from pyggml.gguf import Metadata, ValueType, open_gguf
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
@@ -19,6 +20,38 @@ from pyggml.llama.loader import Model, ModelParams, load_model
 from pyggml.ops import RopeMode
 
 DEVICE = RefDevice()
+
+
+class Limited(RefDevice):
+    """Knows how many bytes are allocated, and hands out at most `room`."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        super().__init__()
+        self._buft = LimitedBufferType(self)
+        self.room = room
+        self.live = 0
+
+
+class LimitedBufferType(RefBufferType):
+    """Counts in its device."""
+
+    def __init__(self, device: Limited) -> None:
+        super().__init__(device)
+        self.limited = device
+
+    def alloc_buffer(self, size: int) -> RefBuffer:
+        if self.limited.live + size > self.limited.room:
+            raise OutOfMemory(f"{size} bytes wanted")
+        self.limited.live += size
+        return LimitedBuffer(self, size)
+
+
+class LimitedBuffer(RefBuffer):
+    """Counts down when it is freed."""
+
+    def free(self) -> None:
+        assert isinstance(self.buft, LimitedBufferType)
+        self.buft.limited.live -= self.size
 
 
 def hparams(n_layer: int = 3, **changes: Any) -> HParams:

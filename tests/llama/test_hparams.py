@@ -102,22 +102,12 @@ def test_yarn_keys(tmp_path: Path) -> None:
         rope__scaling__factor=4.0,
         rope__scaling__original_context_length=1024,
         rope__scaling__attn_factor=1.5,
-        rope__scaling__yarn_ext_factor=0.5,
-        rope__scaling__yarn_attn_factor=1.25,
-        rope__scaling__yarn_log_multiplier=0.125,
-        rope__scaling__yarn_beta_fast=16.0,
-        rope__scaling__yarn_beta_slow=2.0,
     ).rope
     assert rope == RopeScaling(
         freq_scale=0.25,
         type="yarn",
         n_ctx_orig=1024,
         attn_factor=1.5,
-        ext_factor=0.5,
-        yarn_attn_factor=1.25,
-        yarn_log_mul=0.125,
-        beta_fast=16.0,
-        beta_slow=2.0,
     )
 
 
@@ -222,10 +212,6 @@ NAN, INF = math.nan, math.inf
         ({"rope__scaling__factor": INF}, "freq_scale is 0"),
         ({"rope__scaling__factor": 1e-40}, "freq_scale is 1"),
         ({"rope__scaling__type": "dynamic"}, "'dynamic'; known are none, linear, yarn"),
-        (
-            {"rope__scaling__type": "yarn", "rope__scaling__yarn_beta_fast": 0.0},
-            "beta_fast is 0",
-        ),
         (
             {"rope__scaling__type": "yarn", "rope__scaling__original_context_length": 0},
             "n_ctx_orig is 0",
