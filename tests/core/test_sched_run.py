@@ -33,7 +33,7 @@ def test_work_crosses_late_devices_in_order(peer: bool) -> None:
 
 def test_inputs_may_be_overwritten_as_soon_as_compute_returns() -> None:
     first, _, host, _ = late_pair(peer_copies=True)
-    host.peer_copies = True  # even where the copy could be made later
+    host.peer_copies = host.is_late = True  # even where the copy could be made later
     sched = scheduler(first, host)
     x = input_leaf(4, name="x")
     graph = place(sched, build.mul(x, weight(first, 4, name="w")))
