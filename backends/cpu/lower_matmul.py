@@ -1,21 +1,32 @@
-"""MUL_MAT: activations are converted once and shared, then one product kernel runs."""
+"""MUL_MAT: activations are brought into a product kernel's form once and shared by all users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from pyggml.backends.cpu.buffers import is_repacked
 from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
-from pyggml.backends.cpu.panels import GROUP, LAYOUTS, ActivationFormat, PanelLayout
+from pyggml.backends.cpu.panels import (
+    FEW_COLUMNS,
+    FLOAT_GROUP,
+    GROUP,
+    LAYOUTS,
+    ROWS,
+    ActivationFormat,
+    PanelLayout,
+)
 from pyggml.dtypes import GGMLType
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
 
-# Fewer columns than this are computed one by one, without padding them to a group.
-FEW_COLUMNS = 3
+F32, F16 = GGMLType.F32, GGMLType.F16
+FLOATS = (F32, F16, GGMLType.BF16)
+
 # Activations of a block of columns stay in the second-level cache while all weights pass.
 BLOCK_BYTES = 256 << 10
+
+Steps = Generator[Step, None, Work]
 
 
 def _operands(node: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,12 +37,12 @@ def _operands(node: Tensor) -> tuple[Tensor, Tensor]:
 
 def _usual(node: Tensor) -> bool:
     """What all product kernels ask of their operands."""
-    weights, activations = _operands(node)
+    weights, x = _operands(node)
     return (
-        node.type == GGMLType.F32
-        and activations.type in (GGMLType.F32, GGMLType.F16)
-        and activations.has_contiguous_rows
-        and node.has_contiguous_rows
+        node.type == F32
+        and node.is_contiguous
+        and x.type in (F32, F16)
+        and x.has_contiguous_rows
         and weights.has_contiguous_rows
     )
 
@@ -39,15 +50,32 @@ def _usual(node: Tensor) -> bool:
 def supports_quantized(node: Tensor) -> bool:
     """Weights with a panel layout, in panels or as rows."""
     weights, _ = _operands(node)
-    if weights.type not in LAYOUTS or weights.ne[0] % weights.type.block_size:
-        return False
-    return _usual(node)
+    known = weights.type in LAYOUTS and weights.ne[0] % weights.type.block_size == 0
+    return known and _usual(node)
 
 
-# ---------------------------------------------------------------- activations
+def supports_float(node: Tensor) -> bool:
+    """F32, F16 and BF16 weights, which may be views (the KV cache)."""
+    weights, _ = _operands(node)
+    return weights.type in FLOATS and _usual(node)
+
+
+def _widened(ctx: PlanContext, x: Tensor) -> Generator[Step, None, Tensor | Work]:
+    """F16 activations as packed F32."""
+    if x.type == F32:
+        return x
+    work = ctx.quantized(x, "f32")
+    if work is None:
+        work = ctx.work_tensor(F32, x.ne)
+        yield Step("widen_f16", ctx.chunks(x.nrows), work, (x,))
+        ctx.keep_quantized(x, "f32", work)
+    return work
+
+
+# ---------------------------------------------------------------- quantized weights
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """How the columns of an activation tensor are laid out for a kernel."""
+    """How the columns of quantized activations are laid out."""
 
     n: int  # per plane
     planes: int
@@ -56,27 +84,35 @@ class _Columns:
     nbytes: int  # of a block
 
     @property
+    def padded(self) -> int:
+        return -(-self.n // self.group) * self.group
+
+    @property
     def plane_bytes(self) -> int:
-        padded = -(-self.n // self.group) * self.group
-        return padded * self.blocks * self.nbytes
+        return self.padded * self.blocks * self.nbytes
 
     @property
     def at_once(self) -> int:
         """Columns whose activations fit BLOCK_BYTES; a multiple of GROUP."""
-        return max(1, BLOCK_BYTES // (GROUP * self.blocks * self.nbytes)) * GROUP
+        return max(1, BLOCK_BYTES // max(1, GROUP * self.blocks * self.nbytes)) * GROUP
 
 
-def _quantized(
-    ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: _Columns
-) -> Iterator[Step | Work]:
-    """Yields the steps that quantize x, if any are needed, and last the result."""
+def _columns(weights: Tensor, x: Tensor, panel: PanelLayout) -> _Columns:
+    n, planes = x.ne[1], x.ne[2] * x.ne[3]
+    if weights.ne[2] * weights.ne[3] == 1:
+        n, planes = n * planes, 1  # one matrix: all columns belong together
+    form = panel.activations
+    blocks = panel.units(weights.ne[0]) * (panel.values // form.values)
+    return _Columns(n, planes, GROUP if n >= FEW_COLUMNS else 1, blocks, form.nbytes)
+
+
+def _quantized(ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: _Columns) -> Steps:
     key = (form, columns)
     work = ctx.quantized(x, key)
     if work is None:
+        source = yield from _widened(ctx, x)
         work = ctx.work(columns.plane_bytes * columns.planes)
-        source: Tensor | Work = x
         kernel = "quantize_q8_k" if form.values == 256 else "quantize_q8"
-        n_rows = -(-columns.n // columns.group) * columns.group * columns.planes
         params = (
             columns.n,
             columns.planes,
@@ -85,9 +121,10 @@ def _quantized(
             columns.plane_bytes,
             form.zero,
         )
-        yield Step(kernel, ctx.chunks(n_rows), work, (source,), params)
+        n_chunks = ctx.chunks(columns.padded * columns.planes)
+        yield Step(kernel, n_chunks, work, (source,), params)
         ctx.keep_quantized(x, key, work)
-    yield work
+    return work
 
 
 @lowering(Op.MUL_MAT, supports_quantized)
@@ -95,13 +132,8 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     """Quantize the activations, unless that was done already, and multiply."""
     weights, x = _operands(node)
     panel = LAYOUTS[weights.type]
-    columns = _columns(node, weights, panel)
-    work: Work | None = None
-    for item in _quantized(ctx, x, panel.activations, columns):
-        if isinstance(item, Work):
-            work = item
-        else:
-            yield item
+    columns = _columns(weights, x, panel)
+    work = yield from _quantized(ctx, x, panel.activations, columns)
     k, rows = weights.ne[:2]
     repacked = is_repacked(weights)
     merged = columns.planes == 1
@@ -117,11 +149,11 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         columns.at_once,
         columns.plane_bytes,
         0 if repacked else k // weights.type.block_size,
+        0 if repacked else 1,
     )
-    n_items = -(-rows // (2 * 8)) * columns.planes
     yield Step(
         f"mul_mat_{weights.type.name.lower()}",
-        ctx.chunks(n_items),
+        ctx.chunks(-(-rows // (2 * ROWS)) * columns.planes),
         node,
         (weights, work),
         params,
@@ -129,12 +161,86 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     )
 
 
-def _columns(node: Tensor, weights: Tensor, panel: PanelLayout) -> _Columns:
-    _, x = _operands(node)
-    planes = x.ne[2] * x.ne[3]
-    n = x.ne[1]
-    if weights.ne[2] * weights.ne[3] == 1 and node.is_contiguous:
-        n, planes = n * planes, 1  # one matrix: all columns belong together
-    form = panel.activations
-    blocks = panel.units(weights.ne[0]) * (panel.values // form.values)
-    return _Columns(n, planes, GROUP if n >= FEW_COLUMNS else 1, blocks, form.nbytes)
+# ---------------------------------------------------------------- float weights
+@dataclass(frozen=True, slots=True)
+class _Planes:
+    """A float product as `planes2 * planes3` matrices; strides in bytes."""
+
+    n: int  # columns
+    planes2: int
+    planes3: int
+    repeat2: int  # planes that share one matrix of weights
+    repeat3: int
+    x_nb: tuple[int, int, int]  # of columns and of both kinds of planes
+    out_nb: tuple[int, int, int]
+
+
+def _planes(weights: Tensor, x: Tensor, node: Tensor) -> _Planes:
+    _, ne1, ne2, ne3 = x.ne
+    repeat2, repeat3 = ne2 // weights.ne[2], ne3 // weights.ne[3]
+    if ne1 == 1 and repeat2 > 1:
+        # the heads that share a key head become columns of one product
+        nb2, out2 = x.nb[2], node.nb[2]
+        x_nb = (nb2, nb2 * repeat2, x.nb[3])
+        out_nb = (out2, out2 * repeat2, node.nb[3])
+        return _Planes(repeat2, ne2 // repeat2, ne3, 1, repeat3, x_nb, out_nb)
+    in_line = (ne2 == 1 or x.nb[2] == ne1 * x.nb[1]) and (ne3 == 1 or x.nb[3] == ne2 * x.nb[2])
+    if weights.ne[2] * weights.ne[3] == 1 and in_line:
+        return _Planes(ne1 * ne2 * ne3, 1, 1, 1, 1, (x.nb[1], 0, 0), (node.nb[1], 0, 0))
+    return _Planes(ne1, ne2, ne3, repeat2, repeat3, x.nb[1:], node.nb[1:])
+
+
+def _packed(ctx: PlanContext, x: Tensor, source: Tensor | Work, planes: _Planes) -> Steps:
+    """Columns in groups, padded with zeros."""
+    key = ("packed", planes.n)
+    work = ctx.quantized(x, key)
+    if work is None:
+        n_planes, padded = planes.planes2 * planes.planes3, _padded(planes.n)
+        nbytes = padded * _padded_row(x.ne[0])
+        work = ctx.work(nbytes * n_planes)
+        params = (planes.n, n_planes, nbytes)
+        yield Step("pack_columns", ctx.chunks(padded * n_planes), work, (source,), params)
+        ctx.keep_quantized(x, key, work)
+    return work
+
+
+def _padded(n: int) -> int:
+    return -(-n // FLOAT_GROUP) * FLOAT_GROUP
+
+
+def _padded_row(k: int) -> int:
+    """Bytes of a packed column."""
+    return -(-k // 8) * 32
+
+
+@lowering(Op.MUL_MAT, supports_float)
+def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
+    """Few columns are read where they are, many are packed into groups first."""
+    weights, x = _operands(node)
+    source = yield from _widened(ctx, x)
+    if isinstance(source, Work):
+        shaped = Tensor(F32, x.ne)  # its strides are those of the packed copy
+        planes = _planes(weights, shaped, node)
+    else:
+        planes = _planes(weights, x, node)
+    k, rows = weights.ne[:2]
+    x_nb = planes.x_nb
+    if planes.n >= FEW_COLUMNS:
+        source = yield from _packed(ctx, x, source, planes)
+        nbytes = _padded(planes.n) * _padded_row(k)
+        x_nb = (0, nbytes, nbytes * planes.planes2)
+    params = (
+        rows,
+        planes.n,
+        k,
+        planes.planes2,
+        planes.planes3,
+        planes.repeat2,
+        planes.repeat3,
+        max(1, BLOCK_BYTES // max(1, FLOAT_GROUP * _padded_row(k))) * FLOAT_GROUP,
+        *x_nb,
+        *planes.out_nb,
+    )
+    n_items = -(-rows // 8) * planes.planes2 * planes.planes3
+    name = f"mul_mat_{weights.type.name.lower()}"
+    yield Step(name, ctx.chunks(n_items), node, (weights, source), params)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
+from pyggml.dtypes import GGMLType
 from pyggml.ops import Op
-from pyggml.tensor import Tensor
+from pyggml.tensor import Shape, Tensor, dense_strides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +25,8 @@ class Work:
     """
 
     nbytes: int
+    ne: Shape | None = None  # if it is shaped like a tensor
+    nb: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,11 @@ class PlanContext:
     def work(self, nbytes: int) -> Work:
         """Plan memory (64-byte aligned)."""
         return Work(nbytes)
+
+    def work_tensor(self, type: GGMLType, ne: Shape) -> Work:
+        """Plan memory with the shape of a packed tensor."""
+        nb = dense_strides(type, ne)
+        return Work(nb[3] * ne[3], ne, nb)
 
     def quantized(self, tensor: Tensor, form: Hashable) -> Work | None:
         """What an earlier node kept of these values in a form; None: nothing, or out of date."""

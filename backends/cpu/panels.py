@@ -38,6 +38,8 @@ from pyggml.dtypes import GGMLType
 
 ROWS: Final = 8  # of a panel
 GROUP: Final = 8  # columns that a group of activations holds
+FLOAT_GROUP: Final = 12  # the same for float32 activations
+FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
 Q8_BYTES: Final = 40
 Q8K_BYTES: Final = 320
 

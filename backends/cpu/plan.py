@@ -167,9 +167,11 @@ class _Writer:
             at += 8
 
     def _operand(self, at: int, operand: Tensor | Work) -> None:
+        record: tuple[int, ...]
         if isinstance(operand, Work):
             n = operand.nbytes
-            record = (self.base + self.places[operand], n, 1, 1, 1, 1, n, n, n)
+            shape = (*(operand.ne or (n, 1, 1, 1)), *(operand.nb or (1, n, n, n)))
+            record = (self.base + self.places[operand], *shape)
         else:
             assert operand.data is not None or operand.is_empty, f"{operand!r} is not allocated"
             record = (operand.data or 0, *operand.ne, *operand.nb)

@@ -126,8 +126,23 @@ def at(b: Any, address: Any, offset: int) -> Any:
     return b.add(address, ir.Constant(I64, offset)) if offset else address
 
 
+def keep_order(b: Any) -> None:
+    """Loads stay on their side of this place; no instruction.
+
+    In long bodies the compiler would load everything first and spill it.
+    """
+    b.fence("acq_rel", "singlethread")
+
+
 def load_vector(b: Any, vec: Vec, address: Any) -> V:
     return V(b, vec, load_ir(b, address, vec.ir))
+
+
+def load_masked(b: Any, vec: Vec, address: Any, mask: Any) -> V:
+    """Lanes of the mask from memory, the others 0; memory outside the mask is not read."""
+    pointer = b.inttoptr(address, vec.ir.as_pointer())
+    args = [pointer, ir.Constant(I32, vec.bits // 8), mask, ir.Constant(vec.ir, None)]
+    return V(b, vec, call_ir(b, f"llvm.masked.load.{vec.suffix}.p0", vec.ir, args))
 
 
 def broadcast(b: Any, vec: Vec, unit: Any, address: Any) -> V:

@@ -22,7 +22,7 @@ from pyggml.backends.cpu.kernels.emit import tile_store, tile_zero
 from pyggml.backends.cpu.kernels.repack import panel_packer
 from pyggml.backends.cpu.kernels.simd import HAS_AVX512
 from pyggml.backends.cpu.kernels.tile import unit_operation
-from pyggml.backends.cpu.panels import GROUP, LAYOUTS
+from pyggml.backends.cpu.panels import FEW_COLUMNS, GROUP, LAYOUTS
 from pyggml.dtypes import GGMLType
 
 # Accumulators of a tile fill half of the registers: 32 of 512 bits, or 16 of 256.
@@ -80,16 +80,15 @@ def _define(type: GGMLType) -> None:
             p = w + r // 8 * panel_bytes
             p2 = p + panel_bytes if r + 8 < n_rows else p
             c = c0
-            if group == GROUP:
-                while c < c1:
-                    o = out + 4 * r + c * step
-                    a = y + c // GROUP * group_bytes
+            while c < c1:
+                a = y + c // group * group_bytes + c % group * column_bytes
+                o = out + 4 * r + c * step
+                if group == GROUP and c1 - c >= FEW_COLUMNS:
                     columns_of_group(p, p2, units, a, o, step, n_rows - r, min(c1 - c, GROUP))
                     c += GROUP
-            while c < c1:
-                a = y + c * group_bytes
-                one_column(p, p2, units, a, column_bytes, out + 4 * r + c * step, n_rows - r)
-                c += 1
+                else:
+                    one_column(p, p2, units, a, group * column_bytes, o, n_rows - r)
+                    c += 1
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns = param_int(node, 0), param_int(node, 1)
@@ -97,6 +96,7 @@ def _define(type: GGMLType) -> None:
         repeat2, repeat3 = param_int(node, 4), param_int(node, 5)
         units, group, block = param_int(node, 6), param_int(node, 7), param_int(node, 8)
         plane_bytes, file_blocks = param_int(node, 9), param_int(node, 10)
+        in_rows = param_int(node, 11) != 0
         panel_bytes, out_step = units * unit_bytes, dst_nb(node, 1)
         pairs = (rows + PAIR - 1) // PAIR
         i = chunk_start(pairs * planes2 * planes3, chunk, n_chunks)
@@ -114,7 +114,7 @@ def _define(type: GGMLType) -> None:
                 for j in range(first, last):
                     n_rows = min(rows - PAIR * j, PAIR)
                     p = w + 2 * j * panel_bytes
-                    if file_blocks > 0:
+                    if in_rows:
                         step, p = src_nb(node, 0, 1), scratch(node, ith)
                         for r in range(0, n_rows, 8):
                             source = w + (PAIR * j + r) * step

@@ -18,7 +18,16 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
 )
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
-from pyggml.backends.cpu.kernels.simd import I16, I64, Typed, Vec, intrinsic, load_ir, typed
+from pyggml.backends.cpu.kernels.simd import (
+    I16,
+    I64,
+    Typed,
+    Vec,
+    intrinsic,
+    load_ir,
+    prefetch_ir,
+    typed,
+)
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.dtypes import GGMLType
 
@@ -172,6 +181,10 @@ def _block_operation(type: GGMLType) -> Any:
                 index = ir.Constant(I64, r)
                 index = b.select(b.icmp_signed("<", index, last), index, last)
                 rows.append(b.add(block, b.mul(index, step)))
+                # the row that will be in its place in the next panel
+                ahead = b.add(rows[-1], b.mul(step, ir.Constant(I64, 8)))
+                for line in range(0, type.type_size, 64):
+                    prefetch_ir(b, at(b, ahead, line))
             BLOCKS[type](Rows(b, rows, scales, quants))
 
         i = types.intp

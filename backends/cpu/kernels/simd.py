@@ -168,6 +168,12 @@ def load_ir(builder: Any, addr: Any, irt: Any, align: int = 1) -> Any:
     return builder.load(builder.inttoptr(addr, irt.as_pointer()), align=align)
 
 
+def prefetch_ir(b: Any, addr: Any) -> None:
+    flags = [ir.Constant(I32, v) for v in (0, 3, 1)]  # read, keep in all levels, data
+    ptr = b.inttoptr(addr, I8.as_pointer())
+    call_ir(b, "llvm.prefetch.p0", ir.VoidType(), [ptr, *flags])
+
+
 def call_ir(builder: Any, name: str, ret: Any, args: Sequence[Any]) -> Any:
     """Call an LLVM intrinsic or function by name."""
     fnty = ir.FunctionType(ret, [a.type for a in args])
@@ -275,13 +281,7 @@ def store_f16(_: Any, addr: Any, x: Any) -> Typed:
 @intrinsic
 def prefetch(_: Any, addr: Any) -> Typed:
     """Ask for the cache line at an address."""
-
-    def emit(b: Any, a: Any) -> None:
-        ptr = b.inttoptr(a[0], I8.as_pointer())
-        flags = [ir.Constant(I32, v) for v in (0, 3, 1)]  # read, keep in all levels, data
-        call_ir(b, "llvm.prefetch.p0", ir.VoidType(), [ptr, *flags])
-
-    return typed(types.void(types.intp), emit)
+    return typed(types.void(types.intp), lambda b, a: prefetch_ir(b, a[0]))
 
 
 # ---------------------------------------------------------------- construction

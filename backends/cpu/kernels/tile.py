@@ -22,6 +22,7 @@ from pyggml.backends.cpu.kernels.emit import (
     at,
     broadcast,
     dot_accumulate,
+    keep_order,
     load_vector,
     multiply_pairs,
     tile_operation,
@@ -253,6 +254,7 @@ def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
                 q = q | ((tile.quants(fifth + 32 * c) >> sub & 1) << 4)
             dots.add(q, QUANTS + 32 * sub + 4 * c)
         total = _added(total, dots.finish())
+        keep_order(tile.b)
     acc = _scaled(tile, acc, total, tile.halfs(0), ys)
     minimums = [tile.words(96), tile.words(128)]
     words = [((m & 0xFF00FF).cast("i16"), (m >> 8 & 0xFF00FF).cast("i16")) for m in minimums]
@@ -277,18 +279,19 @@ def _six_bits(tile: Tile, at: int, group: int) -> V:
 
 def q6_k(tile: Tile, acc: list[V]) -> list[V]:
     ys, total = tile.block(0), list[V]()
-    scales = [tile.words(32 * i) for i in range(4)]  # of 4 sub-blocks of 16 each
     for half in range(2):
         for part in range(2):
             for group in range(4):
                 sub = 8 * half + 2 * group + part
-                scale = scales[sub // 4] << (24 - 8 * (sub % 4)) >> 24
+                scale = tile.words(32 * (sub // 4)) << (24 - 8 * (sub % 4)) >> 24
                 dots = Dots(tile, ys, 2, scale)
                 for c in range(4 * part, 4 * part + 4):
                     q = _six_bits(tile, 128 + 96 * (8 * half + c), group)
                     dots.add(q, QUANTS + 128 * half + 32 * group + 4 * c)
                 total = _added(total, dots.finish())
-    words = [((s.cast("i16") << 8) >> 8, s.cast("i16") >> 8) for s in scales]
+                keep_order(tile.b)
+    scales = [tile.words(32 * i).cast("i16") for i in range(4)]  # each of 4 sub-blocks
+    words = [(s << 8 >> 8, s >> 8) for s in scales]
     offsets = _times_sums(tile, words, SUMS16)
     centred = [t - (o << 5) for t, o in zip(total, offsets, strict=True)]
     return _scaled(tile, acc, centred, tile.halfs(1664), ys)

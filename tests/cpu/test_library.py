@@ -1,0 +1,133 @@
+"""The kernel library: object files as the cache."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from cpu_products import Products, random_columns, random_weights
+
+from pyggml.backends.cpu.device import CpuDevice
+from pyggml.backends.cpu.library import KernelLibrary
+from pyggml.backends.cpu.object_file import read_object, write_object
+from pyggml.backends.cpu.target import Target
+from pyggml.dtypes import GGMLType as T
+
+SMALL = ["retire_plan"]  # compiles quickly
+
+
+def object_of(library, cache):
+    return cache / f"kernels-{library.digest()}" / f"{SMALL[0]}.o"
+
+
+def test_compiles_once(tmp_path) -> None:
+    seen = []
+    first = KernelLibrary(cache=tmp_path)
+    address = first.addresses(SMALL, lambda *step: seen.append(step))[SMALL[0]]
+    assert address and seen == [(1, 1, SMALL[0])]
+    assert first.addresses(SMALL)[SMALL[0]] == address
+    KernelLibrary(cache=tmp_path).addresses(SMALL, lambda *step: seen.append(step))
+    assert len(seen) == 1
+
+
+def test_damaged_object_is_compiled_again(tmp_path) -> None:
+    library = KernelLibrary(cache=tmp_path)
+    library.addresses(SMALL)
+    path = object_of(library, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert read_object(path) is None
+    assert KernelLibrary(cache=tmp_path).addresses(SMALL)[SMALL[0]]
+    assert read_object(path) is not None
+
+
+def test_two_starts_at_once(tmp_path) -> None:
+    libraries = [KernelLibrary(cache=tmp_path) for _ in range(2)]
+    found = []
+    threads = [
+        threading.Thread(target=lambda lib=lib: found.append(lib.addresses(SMALL)))
+        for lib in libraries
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 2 and all(a[SMALL[0]] for a in found)
+    assert [p.suffix for p in object_of(libraries[0], tmp_path).parent.iterdir()] == [".o"]
+
+
+def test_unwritable_cache_warns_and_works(tmp_path, caplog) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    library = KernelLibrary(cache=blocked)
+    assert library.addresses(SMALL)[SMALL[0]]
+    (record,) = caplog.records
+    assert str(blocked) in record.getMessage() and "PYGGML_CACHE" in record.getMessage()
+
+
+def test_unknown_kernel_is_named(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match="no_such_kernel"):
+        KernelLibrary(cache=tmp_path).addresses(["no_such_kernel"])
+
+
+def test_folder_depends_on_the_cpu() -> None:
+    host, other = KernelLibrary(), KernelLibrary(Target.portable())
+    assert host.digest() != other.digest() == KernelLibrary(Target.portable()).digest()
+
+
+def test_object_files_are_whole_or_absent(tmp_path) -> None:
+    path = tmp_path / "x.o"
+    assert read_object(path) is None
+    write_object(path, b"code")
+    assert read_object(path) == b"code"
+    path.write_bytes(path.read_bytes() + b"!")
+    assert read_object(path) is None
+
+
+CACHED_RUN = """
+import sys
+sys.path.insert(0, {tests!r})
+from cpu_products import Products, random_columns, random_weights
+from pyggml.dtypes import GGMLType
+products = Products()
+products.device.library.progress = lambda *step: sys.exit(f"compiled {{step}}")
+x = random_columns(5, 64)
+y = products.product(random_weights(GGMLType.Q4_1, 8, 64), GGMLType.Q4_1, x, repack=True)
+assert y.any()
+loaded = [name for name in sys.modules if name.split(".")[0] == "numba"]
+assert not loaded, loaded
+"""
+
+
+def test_cached_run_needs_no_numba() -> None:
+    products = Products()
+    raw, x = random_weights(T.Q4_1, 8, 64), random_columns(5, 64)
+    products.product(raw, T.Q4_1, x, repack=True)
+    products.backend.close()
+    script = CACHED_RUN.format(tests=os.path.dirname(os.path.dirname(__file__)))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("type", [T.Q4_1, T.Q8_0, T.F16], ids=str)
+def test_every_cpu_computes_the_same_bits(type) -> None:
+    """Without any CPU feature: the generic forms of all operations."""
+    host, portable = Products(), Products(CpuDevice(KernelLibrary(Target.portable())))
+    raw, x = random_weights(type, 19, 96), random_columns(9, 96)
+    for n in (1, 9):
+        a, b = host.product(raw, type, x[:n]), portable.product(raw, type, x[:n])
+        assert (a == b).all()
+    host.backend.close()
+    portable.backend.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", [T.Q4_0, T.Q5_0, T.Q5_1, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16], ids=str)
+def test_every_cpu_computes_the_same_bits_of_more_types(type) -> None:
+    test_every_cpu_computes_the_same_bits(type)
+
+
+@pytest.mark.slow
+def test_all_kernels_compile() -> None:
+    KernelLibrary().compile_all()
