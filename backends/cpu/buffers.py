@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyggml.backend import Buffer, BufferType, buffer_of
 from pyggml.backends.cpu import node as layout
 from pyggml.backends.cpu.library import usable_cores
+from pyggml.backends.cpu.lowering import find_lowering
 from pyggml.backends.cpu.memory import (
     ALIGNMENT,
     Bytes,
@@ -110,27 +111,24 @@ class RepackBufferType(BufferType):
         panel = panel_layout(tensor)
         if panel is None:
             return tensor.nbytes
-        return tensor.ne[1] // ROWS * panel.panel_bytes(tensor.ne[0])
+        return tensor.nrows // ROWS * panel.panel_bytes(tensor.ne[0])
 
     def supports_op(self, node: Tensor) -> bool:
-        """MUL_MAT whose first source, and no other, lies here."""
-        from pyggml.backends.cpu.lower_matmul import supports_quantized
-
-        weights = node.src[0] if node.src else None
-        others = [s for s in node.src[1:] if s is not None]
-        return (
-            node.op == Op.MUL_MAT
-            and weights is not None
-            and panel_layout(weights) is not None
-            and not any(is_repacked(s) for s in others)
-            and supports_quantized(node)
-        )
+        """Products whose first source, and no other, lies here."""
+        weights = node.src[0]
+        if weights is None or panel_layout(weights) is None:
+            return False
+        if any(s is not None and is_repacked(s) for s in node.src[1:]):
+            return False
+        matrix = node.op == Op.MUL_MAT and weights.ne[2] == 1
+        experts = node.op == Op.MUL_MAT_ID
+        return (matrix or experts) and find_lowering(node) is not None
 
 
 def panel_layout(tensor: Tensor) -> PanelLayout | None:
-    """The layout a whole weight takes when it is repacked; None if it cannot be."""
+    """The layout a weight, or a stack of experts, takes when repacked; None if it cannot be."""
     ne = tensor.ne
-    fits = ne[1] % ROWS == 0 and ne[1] > 0 and ne[2] == ne[3] == 1
+    fits = ne[1] % ROWS == 0 and not tensor.is_empty and ne[3] == 1
     if not fits or tensor.is_view or not tensor.is_contiguous:
         return None
     return LAYOUTS.get(tensor.type) if ne[0] % tensor.type.block_size == 0 else None
@@ -171,9 +169,9 @@ class RepackBuffer(Buffer):
         node[layout.DST] = tensor.data
         node[layout.SRC : layout.SRC + layout.OPERAND_WORDS] = (address, *tensor.ne, *tensor.nb)
         blocks = tensor.ne[0] // tensor.type.block_size
-        params = (tensor.ne[1], blocks, panel.panel_bytes(tensor.ne[0]))
+        params = (tensor.nrows, blocks, panel.panel_bytes(tensor.ne[0]))
         node[layout.PARAMS : layout.PARAMS + len(params)] = params
-        _run_in_threads(code, node.ctypes.data, tensor.ne[1] // ROWS)
+        _run_in_threads(code, node.ctypes.data, tensor.nrows // ROWS)
 
     def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")

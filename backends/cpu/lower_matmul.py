@@ -60,7 +60,7 @@ def supports_float(node: Tensor) -> bool:
     return weights.type in FLOATS and _usual(node)
 
 
-def _widened(ctx: PlanContext, x: Tensor) -> Generator[Step, None, Tensor | Work]:
+def widened(ctx: PlanContext, x: Tensor) -> Generator[Step, None, Tensor | Work]:
     """F16 activations as packed F32."""
     if x.type == F32:
         return x
@@ -101,18 +101,22 @@ def _columns(weights: Tensor, x: Tensor, panel: PanelLayout) -> _Columns:
     n, planes = x.ne[1], x.ne[2] * x.ne[3]
     if weights.ne[2] * weights.ne[3] == 1:
         n, planes = n * planes, 1  # one matrix: all columns belong together
-    form = panel.activations
-    blocks = panel.units(weights.ne[0]) * (panel.values // form.values)
-    return _Columns(n, planes, GROUP if n >= FEW_COLUMNS else 1, blocks, form.nbytes)
+    blocks = blocks_per_column(panel, weights.ne[0])
+    group = GROUP if n >= FEW_COLUMNS else 1
+    return _Columns(n, planes, group, blocks, panel.activations.nbytes)
+
+
+def blocks_per_column(panel: PanelLayout, k: int) -> int:
+    """Blocks of activations that k values fill, with those of the padding of weights."""
+    return panel.units(k) * (panel.values // panel.activations.values)
 
 
 def _quantized(ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: _Columns) -> Steps:
     key = (form, columns)
     work = ctx.quantized(x, key)
     if work is None:
-        source = yield from _widened(ctx, x)
+        source = yield from widened(ctx, x)
         work = ctx.work(columns.plane_bytes * columns.planes)
-        kernel = "quantize_q8_k" if form.values == 256 else "quantize_q8"
         params = (
             columns.n,
             columns.planes,
@@ -122,7 +126,7 @@ def _quantized(ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: _Co
             form.zero,
         )
         n_chunks = ctx.chunks(columns.padded * columns.planes)
-        yield Step(kernel, n_chunks, work, (source,), params)
+        yield Step(form.kernel, n_chunks, work, (source,), params)
         ctx.keep_quantized(x, key, work)
     return work
 
@@ -217,7 +221,7 @@ def _padded_row(k: int) -> int:
 def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     """Few columns are read where they are, many are packed into groups first."""
     weights, x = _operands(node)
-    source = yield from _widened(ctx, x)
+    source = yield from widened(ctx, x)
     if isinstance(source, Work):
         shaped = Tensor(F32, x.ne)  # its strides are those of the packed copy
         planes = _planes(weights, shaped, node)

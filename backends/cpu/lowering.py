@@ -89,6 +89,7 @@ MODULES = (
     "pyggml.backends.cpu.lower_rows",
     "pyggml.backends.cpu.lower_attention",
     "pyggml.backends.cpu.lower_matmul",
+    "pyggml.backends.cpu.lower_matmul_id",
 )
 
 _TABLE: dict[Op, list[tuple[Supports, Lower]]] = {}

@@ -40,6 +40,8 @@ ROWS: Final = 8  # of a panel
 GROUP: Final = 8  # columns that a group of activations holds
 FLOAT_GROUP: Final = 12  # the same for float32 activations
 FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
+ROUTE_HEAD_BYTES: Final = 16  # of MUL_MAT_ID's routes (kernels/route.py)
+ROUTE_EXPERT_BYTES: Final = 24
 Q8_BYTES: Final = 40
 Q8K_BYTES: Final = 320
 
@@ -48,7 +50,7 @@ Q8K_BYTES: Final = 320
 class ActivationFormat:
     """How a column of activations is quantized."""
 
-    name: str
+    kernel: str  # that makes it
     values: int  # per block
     nbytes: int
     zero: int = 0  # subtracted from every weight; 0: the block keeps d * sum(q)
@@ -70,12 +72,12 @@ class PanelLayout:
         return -(-k // self.values)
 
 
-_Q8 = ActivationFormat("q8", 32, Q8_BYTES)
-_Q8K = ActivationFormat("q8_K", 256, Q8K_BYTES)
+_Q8 = ActivationFormat("quantize_q8", 32, Q8_BYTES)
+_Q8K = ActivationFormat("quantize_q8_k", 256, Q8K_BYTES)
 
 
 def _q8_zero(zero: int) -> ActivationFormat:
-    return ActivationFormat(f"q8-{zero}", 32, Q8_BYTES, zero)
+    return ActivationFormat("quantize_q8", 32, Q8_BYTES, zero)
 
 
 LAYOUTS: dict[GGMLType, PanelLayout] = {

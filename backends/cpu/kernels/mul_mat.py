@@ -7,6 +7,8 @@ panels.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyggml.backends.cpu.kernels.access import (
     chunk_start,
     dst_data,
@@ -30,13 +32,13 @@ TILE_ROWS, TILE_COLUMNS = (16, 8) if HAS_AVX512 else (8, 4)
 PAIR = 16  # rows of two panels, the unit of sharing work
 
 
-def _define(type: GGMLType) -> None:
+def pair_product(type: GGMLType) -> Any:
+    """Inline function: up to 16 rows of two neighbouring panels times columns c0 .. c1 - 1."""
     layout = LAYOUTS[type]
     unit_bytes, column_bytes = layout.nbytes, layout.activations.nbytes
     blocks_per_unit = layout.values // layout.activations.values
     group_step = GROUP * column_bytes
 
-    pack = panel_packer(type)
     one_zero = tile_zero(TILE_ROWS, 1)
     one_unit = unit_operation(type, TILE_ROWS, 1)
     one_store = tile_store(TILE_ROWS, 1)
@@ -73,7 +75,6 @@ def _define(type: GGMLType) -> None:
     def pair_of_panels(
         w: int, units: int, n_rows: int, y: int, group: int, c0: int, c1: int, out: int, step: int
     ) -> None:
-        """Up to 16 rows of two neighbouring panels times columns c0 .. c1 - 1."""
         panel_bytes = units * unit_bytes
         group_bytes = units * blocks_per_unit * column_bytes * group
         for r in range(0, n_rows, TILE_ROWS):
@@ -89,6 +90,13 @@ def _define(type: GGMLType) -> None:
                 else:
                     one_column(p, p2, units, a, group * column_bytes, o, n_rows - r)
                     c += 1
+
+    return pair_of_panels
+
+
+def _define(type: GGMLType) -> None:
+    unit_bytes = LAYOUTS[type].nbytes
+    pack, pair_of_panels = panel_packer(type), pair_product(type)
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns = param_int(node, 0), param_int(node, 1)

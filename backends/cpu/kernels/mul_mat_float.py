@@ -153,7 +153,7 @@ def _row_sums(vectors: list[V]) -> V:
 
 
 # ---------------------------------------------------------------- kernels
-def _tile(type: GGMLType, columns: int) -> Any:
+def float_tile(type: GGMLType, columns: int) -> Any:
     """Inline function that computes a tile of ROWS rows and `columns` columns over all of k."""
     zeros = tile_zero(LANES, VECTORS * columns)
     step = _step_operation(type, columns, False)
@@ -187,7 +187,7 @@ def _tile(type: GGMLType, columns: int) -> Any:
 
 
 def _define(type: GGMLType) -> None:
-    one_column, tile = _tile(type, 1), _tile(type, COLUMNS)
+    one_column, tile = float_tile(type, 1), float_tile(type, COLUMNS)
 
     @inline
     def some_columns(

@@ -16,6 +16,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.route import n_positions, source_row
 from pyggml.backends.cpu.kernels.simd import (
     convert,
     f32x8,
@@ -108,24 +109,30 @@ def row_address(node: int, row: int) -> Any:
 
 def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
     """Inline kernel body; params: columns per plane, planes, group, blocks per column with
-    padding, bytes per plane, zero point."""
+    padding, bytes per plane, zero point, and for routed columns: rows per token of source 0, and
+    of the result. Source 1, if there is one, tells which row each column takes (route.py)."""
 
     @inline
     def quantize_rows(node: int, chunk: int, n_chunks: int) -> None:
         n_columns, planes, group = param_int(node, 0), param_int(node, 1), param_int(node, 2)
         blocks, plane_bytes = param_int(node, 3), param_int(node, 4)
-        zero_point = param_int(node, 5)
+        zero_point, route = param_int(node, 5), src_data(node, 1)
         full_blocks = src_ne(node, 0, 0) // values
         padded = (n_columns + group - 1) // group * group
+        if route != 0:
+            padded = n_positions(route)
         start = chunk_start(padded * planes, chunk, n_chunks)
         for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
             z, c = i // padded, i % padded
+            row = z * n_columns + c if c < n_columns else -1
+            if route != 0:
+                row = source_row(route, i, param_int(node, 6), param_int(node, 7))
             out = dst_data(node) + z * plane_bytes
             out += (c // group * blocks * group + c % group) * nbytes
             used = 0
-            if c < n_columns:
+            if row >= 0:
                 used = full_blocks
-                x = row_address(node, z * n_columns + c)
+                x = row_address(node, row)
                 for b in range(used):
                     quantize_block(x + 4 * values * b, out + b * group * nbytes, zero_point)
             for b in range(used, blocks):
