@@ -22,7 +22,8 @@ MAX_FOREIGN = 0.05  # cores that other programs may use in a round
 # /proc/stat counts clock ticks: one more or less says nothing
 TICKS = 1
 ATTEMPTS = 5  # of a disturbed round
-PAUSE = 1.0  # seconds before a disturbed round is repeated
+QUIET_WINDOW = 0.25  # seconds without other programs before a disturbed round is repeated
+QUIET_TIMEOUT = 10.0  # seconds to wait for that
 
 # seconds: longer than the scheduler keeps a spinning thread waiting
 IDLE_WINDOW = 0.03
@@ -174,13 +175,27 @@ def take_turns(sides: Sequence[Side], work: Work) -> Round:
     return tuple(samples)
 
 
-def quiet_round(take: Callable[[], Round], attempts: int, pause: float = PAUSE) -> Round:
+def wait_until_quiet() -> None:
+    """Return when other programs rest, or after QUIET_TIMEOUT."""
+    deadline = time.perf_counter() + QUIET_TIMEOUT
+    while time.perf_counter() < deadline and timed(_rest).disturbed:
+        pass
+
+
+def _rest() -> int:
+    time.sleep(QUIET_WINDOW)
+    return 0
+
+
+def quiet_round(
+    take: Callable[[], Round], attempts: int, wait: Callable[[], None] = wait_until_quiet
+) -> Round:
     """The first undisturbed round, else of `attempts` rounds the least disturbed one."""
     kept = take()
     for _ in range(attempts - 1):
         if not _any_disturbed(kept):
             break
-        time.sleep(pause)
+        wait()
         kept = min(kept, take(), key=_load)
     return kept
 

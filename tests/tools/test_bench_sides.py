@@ -74,7 +74,7 @@ def test_a_clock_tick_disturbs_nothing() -> None:
 
 def test_a_disturbed_round_is_repeated() -> None:
     rounds = iter([(sample(0.5),), (sample(0.3),), (sample(0.01),), (sample(0.0),)])
-    assert quiet_round(lambda: next(rounds), 5, pause=0.0) == (sample(0.01),)
+    assert quiet_round(lambda: next(rounds), 5, wait=lambda: None) == (sample(0.01),)
     assert next(rounds) == (sample(0.0),), "a quiet round is not repeated"
 
 
@@ -86,7 +86,17 @@ def test_the_least_disturbed_round_is_kept_not_the_fastest() -> None:
         (sample(0.1, ns=3),),
     ]
     rounds = iter(taken)
-    assert quiet_round(lambda: next(rounds), 3, pause=0.0) == taken[1]
+    assert quiet_round(lambda: next(rounds), 3, wait=lambda: None) == taken[1]
+
+
+def test_waiting_ends_when_others_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([1.0, 0.9, 0.01, 1.0])
+    monkeypatch.setattr(bench_measure, "timed", lambda run: sample(next(loads)))
+    bench_measure.wait_until_quiet()
+    assert next(loads) == 1.0
+    monkeypatch.setattr(bench_measure, "timed", lambda run: sample(1.0))
+    monkeypatch.setattr(bench_measure, "QUIET_TIMEOUT", 0.05)
+    bench_measure.wait_until_quiet()
 
 
 def test_foreign_load_is_what_this_process_did_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
