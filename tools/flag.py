@@ -23,6 +23,22 @@ class Flag:
     repeat: bool = False
     tools: tuple[str, ...] = (CLI,)
 
+    @property
+    def is_pair(self) -> bool:
+        """Whether there are spellings that say no."""
+        return "/" in self.names
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether the next argument belongs to it."""
+        return self.kind is not bool and self.value is None
+
+    @property
+    def long_name(self) -> str:
+        """The first name that is spelled out: what messages call the flag."""
+        names = self.names.partition("/")[0].split()
+        return next((name for name in names if name.startswith("--")), names[0])
+
 
 ON_OFF_AUTO = ("on", "off", "auto")
 ALL = (CLI, BENCH)

@@ -13,7 +13,11 @@ from pyggml.tools.flag import ALL, ON_OFF_AUTO, Flag
 GROUPS: Mapping[str, Sequence[Flag]] = {
     "Model": (
         Flag(
-            "-m --model", "model", help="GGUF file (of a split model the first part)", env="MODEL"
+            "-m --model",
+            "model",
+            help="GGUF file (of a split model the first part)",
+            env="MODEL",
+            metavar="FILE",
         ),
         Flag(
             "-lm --load-mode",
@@ -23,8 +27,16 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "auto",
             "LOAD_MODE",
         ),
-        Flag("--no-mmap", "model.load_mode", value="none", help="same as --load-mode none"),
-        Flag("--mlock", "model.load_mode", value="mmap+mlock", help="as --load-mode mmap+mlock"),
+        Flag("--no-mmap", "no_mmap", value=True, help="read the file: --load-mode none"),
+        Flag("--mlock", "mlock", value=True, help="keep weights in memory: mmap+mlock"),
+        Flag(
+            "-ngl --gpu-layers --n-gpu-layers",
+            "n_gpu_layers",
+            help="layers to keep on a GPU: a number, auto or all",
+            default="auto",
+            env="N_GPU_LAYERS",
+            metavar="N",
+        ),
         Flag(
             "--repack/-nr --no-repack",
             "model.repack",
@@ -99,8 +111,17 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         Flag("--yarn-beta-fast", "rope.yarn_beta_fast", float, "", "-1", "YARN_BETA_FAST"),
     ),
     "Prompt and output": (
-        Flag("-p --prompt", "prompt", help="text to continue; in a chat the first message"),
-        Flag("-f --file", "file", help="prompt from a file (one final newline is dropped)"),
+        Flag(
+            "-p --prompt",
+            "prompt",
+            help="text to continue, in a chat the first message; else it is read from stdin",
+        ),
+        Flag(
+            "-f --file",
+            "file",
+            help="prompt from a UTF-8 file (one final newline is dropped)",
+            metavar="FILE",
+        ),
         Flag(
             "-n --predict --n-predict",
             "generate.n_predict",
@@ -129,7 +150,14 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         Flag("--display-prompt/--no-display-prompt", "display_prompt", bool, "", "on"),
         Flag("--verbose-prompt", "verbose_prompt", value=True, help="list the prompt's tokens"),
         Flag("-co --color", "color", ON_OFF_AUTO, "colours", "auto: on a terminal"),
-        Flag("--perf/--no-perf", "perf", bool, "timings at the end", "on", "PERF"),
+        Flag(
+            "--perf --show-timings/--no-perf --no-show-timings",
+            "perf",
+            bool,
+            "a line of timings after each answer",
+            "on",
+            "PERF",
+        ),
     ),
     "Chat": (
         Flag(
@@ -146,8 +174,9 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "-mli --multiline-input",
             "multiline",
             value=True,
-            help=r"input goes on until a line that ends in \ (else such a line goes on)",
+            help=r"a message goes on until a line that ends in \; else only such a line goes on",
         ),
+        Flag("--simple-io", "simple_io", value=True, help="read lines without editing them"),
         Flag(
             "--chat-template",
             "chat_template",
@@ -224,6 +253,25 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             help="compile all kernels for this CPU and leave",
         ),
     ),
+}
+
+# Flags of llama.cpp that are not here, and what to do instead.
+ABSENT: Mapping[str, str] = {
+    "-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline "
+    "-cl --cache-list": "download the GGUF file and give it with -m",
+    "-i --interactive -if --interactive-first": "chat with -cnv",
+    "-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -sm --split-mode -ts --tensor-split "
+    "-mg --main-gpu -dev --device -kvo --kv-offload -nkvo --no-kv-offload --op-offload "
+    "--no-op-offload --no-host -fit --fit -fitt --fit-target -fitc --fit-ctx "
+    "--rpc": "everything runs on the CPU",
+    "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio "
+    "--poll": "the system places the threads; -t says how many there are",
+    "--grammar --grammar-file -j --json-schema -jf --json-schema-file": "there are no grammars",
+    "--lora --lora-scaled --control-vector --control-vector-scaled": "there are no adapters",
+    "-md --model-draft --spec-draft-model --spec-type --draft": "there is no speculative decoding",
+    "--prompt-cache --prompt-cache-all --prompt-cache-ro": "sessions are not saved",
+    "--mmap -dio --direct-io -ndio --no-direct-io": "use --load-mode",
+    "-gan --grp-attn-n -gaw --grp-attn-w": "there is no self-extend; try --rope-scaling yarn",
 }
 
 

@@ -1,17 +1,23 @@
 """From flag rows to a click command, and from parsed values to parameter keywords."""
 
 import difflib
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 
+from pyggml.tools import environment
 from pyggml.tools.flag import Flag
-from pyggml.tools.flags import rows
+from pyggml.tools.flags import ABSENT, rows
 from pyggml.version import __version__
 
 Values = Mapping[str, Any]
+HELP_NAMES = ("-h", "--help", "--usage")
+ALWAYS = (
+    ("-h, --help, --usage", "show this help and leave"),
+    ("--version", "show the version and leave"),
+)
 
 
 class ToolCommand(click.Command):
@@ -19,61 +25,68 @@ class ToolCommand(click.Command):
 
     def __init__(self, tool: str, run: Callable[[Values], None], **extra: Any) -> None:
         self._rows = list(rows(tool))
-        params: list[click.Parameter] = [_option(i, flag) for i, (_, flag) in enumerate(self._rows)]
-        context = {"help_option_names": ["-h", "--help", "--usage"], "max_content_width": 100}
+        self._flags = [flag for _, flag in self._rows]
+        params: list[click.Parameter] = [_option(i, flag) for i, flag in enumerate(self._flags)]
+        context = {"help_option_names": HELP_NAMES, "max_content_width": 100}
         super().__init__(f"pyllama-{tool}", params=params, context_settings=context, **extra)
         click.version_option(__version__, message="pyggml %(version)s")(self)
         self._run = run
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._checked(args))
+        checked = self._checked(args)
+        rest = super().parse_args(ctx, checked)
+        options = self.params[: len(self._flags)]
+        for warning in environment.fill(ctx, self._flags, options):
+            click.echo(f"warning: {warning}", err=True)
+        return rest
 
     def _checked(self, args: list[str]) -> list[str]:
         """Arguments with - for _ in long names; an unknown name is refused with its neighbour.
 
         Click alone would read an unknown -ngl as -n with the value "gl".
         """
-        takes_value = {
-            name: isinstance(p, click.Option) and not p.is_flag
-            for p in self.params
-            for name in (*p.opts, *p.secondary_opts)
-        }
-        takes_value |= dict.fromkeys(("-h", "--help", "--usage"), False)
-        optional = {name for _, flag in self._rows if flag.optional for name in flag.names.split()}
+        flag_of = {name: f for f in self._flags for name in f.names.replace("/", " ").split()}
         checked: list[str] = []
+        given: Counter[Flag] = Counter()
         rest = deque(args)
         while rest:
-            argument = rest.popleft()
-            name = _dashed(argument)
-            if argument.startswith("-"):
-                option = name.partition("=")[0] if name.startswith("--") else name
-                if option not in takes_value:
-                    near = difflib.get_close_matches(option, takes_value, 1, 0.5)
-                    raise click.NoSuchOption(option, possibilities=near)
-                checked.append(name)
-                left_out = option in optional and rest and rest[0].startswith("-")
-                if takes_value[option] and option == name and rest and not left_out:
-                    checked.append(rest.popleft())
-            else:
-                checked.append(argument)
+            argument = _dashed(rest.popleft())
+            if not argument.startswith("-"):
+                raise click.UsageError(f"unexpected argument {argument!r}{_hint(argument)}")
+            checked.append(argument)
+            option = argument.partition("=")[0] if argument.startswith("--") else argument
+            if option in (*HELP_NAMES, "--version"):
+                continue
+            if option not in flag_of:
+                raise click.UsageError(_unknown(option, [*flag_of, *HELP_NAMES, "--version"]))
+            flag = flag_of[option]
+            given[flag] += 1
+            left_out = flag.optional and rest and rest[0].startswith("-")
+            if flag.takes_value and option == argument and rest and not left_out:
+                checked.append(rest.popleft())
+        for flag, n in given.items():
+            if n > 1 and not flag.repeat and flag.value is None:
+                text = f"warning: {flag.long_name} is given {n} times: the last one counts"
+                click.echo(text, err=True)
         return checked
 
     def invoke(self, ctx: click.Context) -> None:
-        self._run(_values([flag for _, flag in self._rows], ctx.params))
+        self._run(_values(self._flags, ctx.params))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group, records in self.help_groups(ctx):
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+    def help_groups(self, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        """(group, [(names, text)]) in the order of the table."""
         by_group: dict[str, list[tuple[str, str]]] = {}
         for (group, _), param in zip(self._rows, self.params, strict=False):
             record = param.get_help_record(ctx)
             if record:
                 by_group.setdefault(group, []).append(record)
-        by_group["Logs and information"] += [
-            ("-h, --help, --usage", "Show this help and leave."),
-            ("--version", "Show the version and leave."),
-        ]
-        for group, records in by_group.items():
-            with formatter.section(group):
-                formatter.write_dl(records)
+        by_group[next(reversed(by_group))] += ALWAYS
+        yield from by_group.items()
 
 
 def _dashed(argument: str) -> str:
@@ -83,6 +96,19 @@ def _dashed(argument: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def _hint(argument: str) -> str:
+    return f": did you mean -m {argument}?" if argument.endswith(".gguf") else ""
+
+
+def _unknown(option: str, known: list[str]) -> str:
+    """What to say of a name that is no flag."""
+    for names, reason in ABSENT.items():
+        if option in names.split():
+            return f"{option} is not available: {reason}"
+    near = difflib.get_close_matches(option, known, 1, 0.5)
+    return f"there is no option {option}" + (f": did you mean {near[0]}?" if near else "")
+
+
 def _option(index: int, flag: Flag) -> click.Option:
     """The option of a row; its parameter name is `o<index>`, since several rows may share a target.
 
@@ -90,8 +116,7 @@ def _option(index: int, flag: Flag) -> click.Option:
     """
     declared = [f"o{index}", *_declarations(flag)]
     text = flag.help + (f" (default: {flag.default})" if flag.default else "")
-    env = [f"{prefix}_ARG_{flag.env}" for prefix in ("PYGGML", "LLAMA")] if flag.env else None
-    common: dict[str, Any] = {"help": text.strip(), "default": None, "envvar": env}
+    common: dict[str, Any] = {"help": text.strip(), "default": None}
     if flag.kind is bool:
         return click.Option(declared, is_flag=True, type=bool, **common)
     if flag.value is not None:
@@ -99,7 +124,7 @@ def _option(index: int, flag: Flag) -> click.Option:
     if flag.optional:
         common |= {"is_flag": False, "flag_value": flag.optional}
     kind = click.Choice(flag.kind) if isinstance(flag.kind, tuple) else flag.kind
-    metavar = flag.metavar or None
+    metavar = flag.metavar or {int: "N", float: "X"}.get(kind)
     return click.Option(declared, type=kind, multiple=flag.repeat, metavar=metavar, **common)
 
 
@@ -127,3 +152,8 @@ def section(values: Values, name: str) -> dict[str, Any]:
     """The keywords of one parameter class: section(values, "context") -> {"n_ctx": ...}."""
     prefix = f"{name}."
     return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def flag_named(target: str) -> str:
+    """What people call the flag that sets a parameter of the command line."""
+    return next((flag.long_name for _, flag in rows("cli") if flag.target == target), target)
