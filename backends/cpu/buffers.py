@@ -19,6 +19,7 @@ from pyggml.backends.cpu.memory import (
     reserve,
 )
 from pyggml.backends.cpu.panels import LAYOUTS, ROWS, PanelLayout
+from pyggml.backends.cpu.pool import ENTRY_POINTS
 from pyggml.errors import OutOfMemory
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
@@ -150,10 +151,15 @@ class RepackBuffer(Buffer):
         self._memory: Bytes | None = memory
         self.base = memory.ctypes.data
         self.size = memory.nbytes
+        self._kernels = set(ENTRY_POINTS)  # what the tensors here will need
 
     def init_tensor(self, tensor: Tensor) -> None:
-        tensor.extra = panel_layout(tensor)
-        assert tensor.extra is not None, f"{tensor!r} cannot be repacked"
+        panel = panel_layout(tensor)
+        assert panel is not None, f"{tensor!r} cannot be repacked"
+        tensor.extra = panel
+        name = tensor.type.name.lower()
+        product = "mul_mat" if tensor.ne[2] == 1 else "mul_mat_id"
+        self._kernels |= {f"repack_{name}", f"{product}_{name}", panel.activations.kernel}
 
     def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         assert offset == 0 and data.nbytes == tensor.nbytes, "panels are written as a whole"
@@ -163,8 +169,9 @@ class RepackBuffer(Buffer):
         """Repack a tensor whose rows, as in the file, start at an address."""
         panel = tensor.extra
         assert isinstance(panel, PanelLayout) and tensor.data is not None
-        kernel = f"repack_{tensor.type.name.lower()}"
-        code = self.buft.device.library.addresses([kernel])[kernel]
+        # all at once, so that what is not compiled yet is compiled in parallel
+        addresses = self.buft.device.library.addresses(sorted(self._kernels))
+        code = addresses[f"repack_{tensor.type.name.lower()}"]
         node = aligned_words(layout.WORDS)
         node[layout.DST] = tensor.data
         node[layout.SRC : layout.SRC + layout.OPERAND_WORDS] = (address, *tensor.ne, *tensor.nb)

@@ -21,8 +21,8 @@ Words = npt.NDArray[np.int64]
 Entry = Callable[[int, int], int]
 
 ENTRY_POINTS = ("run_plan", "run_worker", "retire_plan")
-# About a millisecond: longer than the Python work between two graphs of a decode loop.
-SPINS = 20_000
+# One to two milliseconds: longer than the Python work between two graphs of a decode loop.
+SPINS = 50_000
 
 
 @dataclass(frozen=True, slots=True)

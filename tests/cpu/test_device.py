@@ -81,7 +81,7 @@ def test_supported_buffer_types(device) -> None:
     assert not repack.is_host and repack.name == "CPU_REPACK"
 
 
-@pytest.mark.parametrize("type", tuple(LAYOUTS), ids=str)
+@pytest.mark.parametrize("type", tuple(LAYOUTS), ids=lambda t: t.label)
 def test_repacked_size(device, type) -> None:
     t = new_tensor(type, 512, 16)
     size = tensors_size([t], device.extra_buffer_types()[0])

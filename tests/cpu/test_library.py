@@ -110,7 +110,7 @@ def test_cached_run_needs_no_numba() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("type", [T.Q4_1, T.Q8_0, T.F16], ids=str)
+@pytest.mark.parametrize("type", [T.Q4_1, T.Q8_0, T.F16], ids=lambda t: t.label)
 def test_every_cpu_computes_the_same_bits(type) -> None:
     """Without any CPU feature: the generic forms of all operations."""
     host, portable = Products(), Products(CpuDevice(KernelLibrary(Target.portable())))
@@ -123,7 +123,9 @@ def test_every_cpu_computes_the_same_bits(type) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [T.Q4_0, T.Q5_0, T.Q5_1, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16], ids=str)
+@pytest.mark.parametrize(
+    "type", [T.Q4_0, T.Q5_0, T.Q5_1, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16], ids=lambda t: t.label
+)
 def test_every_cpu_computes_the_same_bits_of_more_types(type) -> None:
     test_every_cpu_computes_the_same_bits(type)
 

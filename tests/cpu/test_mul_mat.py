@@ -31,7 +31,7 @@ def close(got, want) -> bool:
     return float(np.abs(got - want).max()) <= TOLERANCE * float(np.abs(want).max())
 
 
-@pytest.mark.parametrize("type", QUANTIZED + FLOATS, ids=str)
+@pytest.mark.parametrize("type", QUANTIZED + FLOATS, ids=lambda t: t.label)
 @pytest.mark.parametrize("n", [1, 2, 4, 9])
 def test_values(cpu, type, n) -> None:
     """Odd rows, and an odd number of blocks of 32."""
@@ -40,7 +40,7 @@ def test_values(cpu, type, n) -> None:
     assert close(cpu.product(raw, type, x), expected(raw, type, x))
 
 
-@pytest.mark.parametrize("type", QUANTIZED + FLOATS, ids=str)
+@pytest.mark.parametrize("type", QUANTIZED + FLOATS, ids=lambda t: t.label)
 def test_bits_do_not_depend_on_columns_threads_or_layout(cpu, type) -> None:
     k, rows = 768, 40
     raw, x = random_weights(type, rows, k), random_columns(33, k)
@@ -60,7 +60,7 @@ def test_bits_do_not_depend_on_columns_threads_or_layout(cpu, type) -> None:
         assert np.array_equal(cpu.product(half, type, x[:9], repack=True), whole[:9, :24])
 
 
-@pytest.mark.parametrize("type", [T.Q4_0, T.F16], ids=str)
+@pytest.mark.parametrize("type", [T.Q4_0, T.F16], ids=lambda t: t.label)
 def test_bits_do_not_depend_on_blocking(cpu, type, monkeypatch) -> None:
     raw, x = random_weights(type, 24, 256), random_columns(50, 256)
     whole = cpu.product(raw, type, x)
@@ -68,7 +68,7 @@ def test_bits_do_not_depend_on_blocking(cpu, type, monkeypatch) -> None:
     assert np.array_equal(cpu.product(raw, type, x), whole)
 
 
-@pytest.mark.parametrize("type", FLOATS, ids=str)
+@pytest.mark.parametrize("type", FLOATS, ids=lambda t: t.label)
 @pytest.mark.parametrize("k", [1, 7, 8, 37, 100])
 def test_rows_of_any_length(cpu, type, k) -> None:
     raw, x = random_weights(type, 11, k), random_columns(6, k)
@@ -117,7 +117,7 @@ def test_extreme_quants(cpu) -> None:
 
 
 # ---------------------------------------------------------------- shapes and strides
-@pytest.mark.parametrize("type", [T.F32, T.F16, T.Q8_0, T.Q4_K], ids=str)
+@pytest.mark.parametrize("type", [T.F32, T.F16, T.Q8_0, T.Q4_K], ids=lambda t: t.label)
 def test_broadcast_of_weights(cpu, type) -> None:
     k, rows = 256, 10
     raw = random_weights(type, 2 * 2 * rows, k)
@@ -133,7 +133,7 @@ def test_broadcast_of_weights(cpu, type) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5])
-@pytest.mark.parametrize("type", [T.F32, T.F16], ids=str)
+@pytest.mark.parametrize("type", [T.F32, T.F16], ids=lambda t: t.label)
 def test_cache_views(cpu, type, n_tokens) -> None:
     """Keys, transposed values and queries as attention views them."""
     head, n_kv, n_head, n_head_kv = 40, 19, 6, 2
@@ -160,7 +160,7 @@ def test_half_activations(cpu) -> None:
         assert np.array_equal(got[0, 0], cpu.product(raw, type, x.astype(np.float32)))
 
 
-@pytest.mark.parametrize("type", [T.F32, T.Q8_0], ids=str)
+@pytest.mark.parametrize("type", [T.F32, T.Q8_0], ids=lambda t: t.label)
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
 def test_empty(cpu, type, shape) -> None:
     n, rows = shape

@@ -32,7 +32,7 @@ def experts_product(cpu, raw, type, x, ids, *, repack=False, n_experts=6):
     return cpu.compute(node)[0]
 
 
-@pytest.mark.parametrize("type", TYPES, ids=str)
+@pytest.mark.parametrize("type", TYPES, ids=lambda t: t.label)
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 @pytest.mark.parametrize("per_token", [1, 2])
 def test_bits_of_single_products(cpu, type, tokens, per_token) -> None:
