@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml.backend import BufferType, alloc_tensors, tensor_get, tensor_set
-from pyggml.backends.reference.memory import decode, encode
+from pyggml.backend import Buffer, BufferType, alloc_tensors, tensor_get, tensor_set
+from pyggml.backends.reference.memory import bytes_at, decode, encode
 from pyggml.dtypes import GGMLType
 from pyggml.graph import Graph, build_graph
 from pyggml.ops import Op
@@ -30,6 +30,7 @@ F32, F16, BF16, I32, I64 = (
 
 
 TABLED = 2e-7  # ggml looks GELU and GELU_QUICK up by F16 values
+GARBAGE = 0xAA  # fills memory before a run
 AGREES = 1e-12  # what real ggml keeps to elsewhere
 ROUNDED = 1e-7  # ... with activations rounded to 8 bits: a tie may go the other way
 
@@ -132,14 +133,15 @@ class Placed:
     graph: Graph
     result: Tensor
     leafs: dict[Tensor, Array]
-    owner: object  # keeps the memory alive
+    buffer: Buffer | None  # None: all tensors are empty
 
     def reset(self) -> None:
-        """Write the leafs' values and make every other byte of the graph's results garbage."""
-        for t in (*self.graph.leafs, *self.graph.nodes):
-            if t.view_src is None and t.nbytes:
-                raw = self.leafs[t].tobytes() if t in self.leafs else b"\xaa" * t.nbytes
-                tensor_set(t, memoryview(raw))
+        """Garbage everywhere, then the leafs' values."""
+        if self.buffer is not None:
+            self.buffer.clear(GARBAGE)
+        for t, values in self.leafs.items():
+            if t in self.graph.use_counts and t.nbytes:
+                tensor_set(t, memoryview(values.tobytes()))
 
     def run(self, backend: Computes) -> Array:
         """Compute and give the values of the result: [ne3, ne2, ne1, ne0]."""
@@ -147,14 +149,30 @@ class Placed:
         backend.graph_compute(self.graph)
         return read(self.result)
 
+    def untouched(self) -> bool:
+        """Whether the leafs (but one that the result views) and all gaps are as before."""
+        if self.buffer is None:
+            return True
+        memory = bytes_at(self.buffer.base, self.buffer.size).copy()
+        target = self.result.view_src
+        for t in (*self.graph.leafs, *self.graph.nodes):
+            if t.view_src is not None or not t.nbytes:
+                continue
+            assert t.data is not None
+            place = memory[t.data - self.buffer.base :][: t.nbytes]
+            if t in self.leafs and t is not target and place.tobytes() != self.leafs[t].tobytes():
+                return False
+            place[:] = GARBAGE
+        return bool((memory == GARBAGE).all())
+
 
 def place(case: Case, buft: BufferType) -> Placed:
     """Build a case and allocate it."""
     leafs = Leafs(zlib.crc32(case.name.encode()))
     result = case.build(leafs)
     graph = build_graph([result])
-    owner = alloc_tensors([*graph.leafs, *graph.nodes], buft)
-    return Placed(case, graph, result, leafs.values, owner)
+    buffer = alloc_tensors([*graph.leafs, *graph.nodes], buft)
+    return Placed(case, graph, result, leafs.values, buffer)
 
 
 def read(t: Tensor) -> Array:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from pyggml.backends.cpu.lower_rows import alibi_params
 from pyggml.backends.cpu.lowering import PlanContext, Step, lowering
 from pyggml.backends.cpu.work import row_chunks
 from pyggml.dtypes import GGMLType
 from pyggml.formulas import rope_magnitude, rope_ramp, rope_theta_scale
 from pyggml.ops import Op, RopeMode
-from pyggml.params import RopeParams
+from pyggml.params import FlashAttnParams, RopeParams
 from pyggml.tensor import Tensor
 
 T = GGMLType
@@ -53,3 +55,90 @@ def lower_rope(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     kernel = f"rope_{node.type.name.lower()}"
     sources = (a, positions, factors)
     yield Step(kernel, chunks, node, sources, (*floats, *ints), scratch=8 * n_pairs)
+
+
+# ---------------------------------------------------------------- attention
+BLOCK, SEGMENT = 64, 512  # keys, as in kernels/attention.py
+LANES = 16  # output rows are padded to whole vectors of any CPU
+HEAD = 64  # bytes of a row's record before its output
+TILE_ROWS = 96
+TILE_BYTES = 384 << 10  # what a tile may take of the second-level cache
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How attention is cut: rows that pass over the keys together, and segments of keys."""
+
+    queries: int  # per tile
+    heads: int  # per tile, of those that share keys
+    count: int
+    segments: int
+    is_split: bool  # whether segments are chunks of their own
+    record: int  # bytes
+    scratch: int  # bytes
+
+
+def plan_tiles(node: Tensor, n_threads: int) -> Tiles:
+    """Large tiles for many queries; for few, enough pieces for all threads."""
+    q, k, v = node.src[:3]
+    assert q is not None and k is not None and v is not None
+    dk, n_batch, n_head, n_seq = q.ne
+    group, n_kv = n_head // k.ne[2], k.ne[1]
+    padded = -(-v.ne[0] // LANES) * LANES
+    record = HEAD + 4 * padded
+    row_bytes = 4 * (dk + BLOCK) + 2 * record
+    block_bytes = 4 * BLOCK * (dk + padded)
+    most = max(4, min(TILE_ROWS, (TILE_BYTES - block_bytes) // row_bytes))
+    heads = min(group, most)
+    queries = min(n_batch, max(1, most // heads))
+    segments = -(-n_kv // SEGMENT)
+
+    def count(heads: int, queries: int) -> int:
+        return k.ne[2] * -(-group // heads) * n_seq * -(-n_batch // queries)
+
+    is_split = segments > 1 and count(heads, queries) < 2 * n_threads
+    pieces = count(heads, queries) * (segments if is_split else 1)
+    while pieces < n_threads and heads > 1:  # rows are independent: any cut gives the same bits
+        heads = -(-heads // 2)
+        pieces = count(heads, queries) * (segments if is_split else 1)
+    scratch = block_bytes + row_bytes * heads * queries
+    tiles = count(heads, queries)
+    return Tiles(queries, heads, tiles, segments, is_split, record, scratch)
+
+
+def _flash(node: Tensor) -> bool:
+    q, k, v = node.src[:3]
+    assert q is not None and k is not None and v is not None
+    return (
+        q.type == node.type == T.F32
+        and k.type == v.type
+        and k.type in (T.F32, T.F16, T.BF16)
+        and k.ne[0] % 8 == v.ne[0] % 8 == 0
+        and all(t.has_contiguous_rows for t in (q, k, v, node))
+    )
+
+
+@lowering(Op.FLASH_ATTN_EXT, _flash)
+def lower_flash(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
+    params = node.params
+    assert isinstance(params, FlashAttnParams)
+    q, k, v, mask, sinks = (*node.src, None, None)[:5]
+    assert q is not None and k is not None
+    tiles = plan_tiles(node, ctx.n_threads)
+    m0, m1, n_low = alibi_params(node.ne[1], params.max_bias)
+    cap = float(params.logit_softcap)
+    scale = params.scale / cap if cap else params.scale
+    split = int(tiles.is_split)
+    numbers = (
+        *(float(scale), m0, m1, cap, n_low),
+        *(tiles.queries, tiles.heads, tiles.segments, split, tiles.record),
+    )
+    kernel = f"attention_{k.type.name.lower()}"
+    if not tiles.is_split:
+        yield Step(kernel, tiles.count, node, (q, k, v, mask, sinks), numbers, tiles.scratch)
+        return
+    pieces = tiles.count * tiles.segments
+    records = ctx.work(pieces * tiles.queries * tiles.heads * tiles.record)
+    yield Step(kernel, pieces, records, (q, k, v, mask, sinks), numbers, tiles.scratch)
+    sources = (q, k, records, mask, sinks)
+    yield Step("attention_merge", tiles.count, node, sources, numbers, tiles.record)

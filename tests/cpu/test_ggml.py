@@ -1,15 +1,19 @@
 """Real ggml computes the same cases: it agrees with our reference, and with our CPU backend."""
 
 import ctypes
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
 from cases import CASES
+from cpu_ops import ON_CPU, placed, ready_backend
 from ggml_ops import GgmlBackend, Missing
 from ggml_oracle import library
-from op_case import Case, nmse, place
+from op_case import Array, Case, Placed, nmse, place
 
+from pyggml.backends.cpu.device import CpuBackend
 from pyggml.backends.reference.device import RefDevice
+from pyggml.ops import Op
 
 
 @cache
@@ -26,18 +30,42 @@ def llama_cpp() -> GgmlBackend:
     return GgmlBackend(lib, lib)
 
 
-@pytest.mark.parametrize("ggml", [wheel, llama_cpp], ids=["libggml", "xllamacpp"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_reference_agrees_with_ggml(case: Case, ggml) -> None:
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CpuBackend]:
+    backend = ready_backend()
+    yield backend
+    backend.close()
+
+
+def run_in_ggml(case: Case, found: Placed, ggml: GgmlBackend) -> Array:
+    """What real ggml computes; skips what it cannot."""
     if case.missing:
         pytest.skip(case.missing)
-    if ggml().version < case.since:
-        pytest.skip(f"ggml {ggml().version} lacks it")
-    device = RefDevice(quantize_activations=True)
-    placed = place(case, device.buffer_type())
-    expected = placed.run(device.init_backend())
+    if ggml.version < case.since:
+        pytest.skip(f"ggml {ggml.version} lacks it")
     try:
-        got = placed.run(ggml())
+        return found.run(ggml)
     except Missing as e:
         pytest.skip(str(e))
-    assert nmse(case, got, expected, placed.result.type) <= case.ggml
+
+
+@pytest.mark.parametrize("ggml", [wheel, llama_cpp], ids=["libggml", "xllamacpp"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reference_agrees_with_ggml(case: Case, ggml: Callable[[], GgmlBackend]) -> None:
+    """Products round their activations as ggml does, so only the order of sums differs."""
+    device = RefDevice(quantize_activations=True)
+    found = place(case, device.buffer_type())
+    got = run_in_ggml(case, found, ggml())
+    expected = found.run(device.init_backend())
+    assert nmse(case, got, expected, found.result.type) <= case.ggml
+
+
+@pytest.mark.parametrize("case", ON_CPU, ids=str)
+def test_cpu_backend_agrees_with_ggml(case: Case, cpu: CpuBackend) -> None:
+    found = placed(case)
+    expected = run_in_ggml(case, found, llama_cpp())
+    got = found.run(cpu)
+    limit = case.ggml + case.tolerance
+    if found.result.op in (Op.MUL_MAT, Op.MUL_MAT_ID):
+        limit = 5e-4  # activations are rounded here or there, differently
+    assert nmse(case, got, expected, found.result.type) <= limit

@@ -152,7 +152,7 @@ SUM = Fold(0.0, lambda b, x, y: b.fadd(x, y))
 MAX = Fold(float("-inf"), _larger)
 
 
-def _fold_lanes(b: Any, fold: Fold, values: Sequence[Any]) -> Any:
+def fold_lanes(b: Any, fold: Fold, values: Sequence[Any]) -> Any:
     """Partial results to one scalar: neighbours pair up, then the upper half onto the lower."""
     values = list(values)
     while len(values) > 1:
@@ -201,19 +201,19 @@ class Row:
         sums = [cast(Any, cgutils).alloca_once_value(b, initial) for _ in range(n_sums)]
         unroll = max(self.unroll, n_sums)
         whole = _floor(b, n, unroll * LANES)
-        with _steps(b, ir.Constant(I64, 0), whole, unroll * LANES) as i:
+        with steps(b, ir.Constant(I64, 0), whole, unroll * LANES) as i:
             for k in range(unroll):
                 self._step(b, addresses, at(b, i, k * LANES), constants, sums[k % n_sums])
         vectors = _floor(b, n, LANES)
         if unroll > 1:
-            with _steps(b, whole, vectors, LANES) as i:
+            with steps(b, whole, vectors, LANES) as i:
                 self._step(b, addresses, i, constants, sums[0])
         rest = b.sub(n, vectors)
         with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
             self._step(b, addresses, vectors, constants, sums[0], b.trunc(rest, I32))
         if self.fold is None:
             return ir.Constant(F32, 0.0)
-        return _fold_lanes(b, self.fold, [b.load(s) for s in sums])
+        return fold_lanes(b, self.fold, [b.load(s) for s in sums])
 
     def _step(
         self, b: Any, addresses: Any, i: Any, constants: list[V], total: Any, n: Any = None
@@ -239,7 +239,7 @@ class Row:
 def for_lanes(b: Any, n: Any, step: Callable[[Any, Any], None]) -> None:
     """step(i, None) for each LANES of n elements, then step(i, rest) if some are left."""
     vectors = _floor(b, n, LANES)
-    with _steps(b, ir.Constant(I64, 0), vectors, LANES) as i:
+    with steps(b, ir.Constant(I64, 0), vectors, LANES) as i:
         step(i, None)
     rest = b.sub(n, vectors)
     with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
@@ -251,7 +251,7 @@ def _floor(b: Any, n: Any, multiple: int) -> Any:
     return b.and_(n, ir.Constant(I64, -multiple))
 
 
-def _steps(b: Any, start: Any, stop: Any, step: int) -> Any:
+def steps(b: Any, start: Any, stop: Any, step: int) -> Any:
     """A loop from start to stop, as a context whose value is the index."""
     return _Index(cgutils.for_range_slice(b, start, stop, ir.Constant(I64, step), I64, inc=True))
 

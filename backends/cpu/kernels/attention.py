@@ -1,0 +1,251 @@
+"""Attention: keys in blocks from position 0, softmax as they come (flash attention).
+
+A tile is some queries of the heads that share keys and values; its rows pass over the blocks
+together. Keys are grouped in segments of fixed length: each gives a record (maximum, sum, output)
+per row, and the records are merged in order. So segments may be computed by different threads,
+and blocks without a visible key may be left out, without changing a bit of the result.
+
+Parameters of both kernels: scale, m0, m1, softcap; heads that use m0 (0: all slopes are 1), queries
+per tile, heads per tile, segments, whether a chunk is one segment of a tile, bytes per record.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numba import float32, float64, int64, uint16
+
+from pyggml.backends.cpu.kernels.access import (
+    dst_data,
+    dst_nb,
+    dst_ne,
+    graph_kernel,
+    inline,
+    param_float,
+    param_int,
+    register_kernel,
+    scratch,
+    src_data,
+    src_nb,
+    src_ne,
+)
+from pyggml.backends.cpu.kernels.attention_tiles import (
+    BLOCK,
+    HEAD,
+    MAXIMUM,
+    NOTHING,
+    TOTAL,
+    outputs_of_block,
+    probabilities_of_block,
+    scores_of_block,
+    transpose_keys,
+)
+from pyggml.backends.cpu.kernels.norms import alibi_slope
+from pyggml.backends.cpu.kernels.rows import LANES, STORED, Row
+from pyggml.backends.cpu.kernels.simd import load, store
+
+ZERO, ONE = float32(0), float32(1)
+SEGMENT = 512  # keys
+N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD = 4, 5, 6, 7, 8, 9
+
+copy_row = Row(lambda x, c: x[0], unroll=4).operation()
+fill_row = Row(lambda x, c: c[0], sources=(), unroll=4).operation()
+scale_row = Row(lambda x, c: x[0] * c[0], unroll=4).operation()
+merge_rows = Row(lambda x, c: x[0] * c[0] + x[1] * c[1], sources=("f32", "f32")).operation()
+
+
+# ---------------------------------------------------------------- tiles
+@inline
+def tile_of(node: int, tile: int) -> tuple[int, int, int, int, int, int]:
+    """First query, queries, first head, heads, head of keys and sequence of a tile.
+
+    Later queries come first: with a causal mask they take longest.
+    """
+    per_queries, per_heads = param_int(node, QUERIES), param_int(node, HEADS)
+    n_batch, n_head_kv = src_ne(node, 0, 1), src_ne(node, 1, 2)
+    group = src_ne(node, 0, 2) // n_head_kv
+    parts = (group + per_heads - 1) // per_heads
+    head_kv = tile % n_head_kv
+    part = tile // n_head_kv % parts
+    rest = tile // (n_head_kv * parts)
+    sequence = rest % src_ne(node, 0, 3)
+    n_tiles = (n_batch + per_queries - 1) // per_queries
+    query = (n_tiles - 1 - rest // src_ne(node, 0, 3)) * per_queries
+    n_queries = min(per_queries, n_batch - query)
+    head = head_kv * group + part * per_heads
+    n_heads = min(per_heads, (head_kv + 1) * group - head)
+    return query, n_queries, head, n_heads, head_kv, sequence
+
+
+@inline
+def clear_records(records: int, step: int, n_rows: int, n_channels: int) -> None:
+    for r in range(n_rows):
+        record = records + step * r
+        store(record + MAXIMUM, float32(NOTHING))
+        store(record + TOTAL, ZERO)
+        fill_row(record + HEAD, 0, 0, n_channels, ZERO, ZERO, ZERO, ZERO)
+
+
+@inline
+def merge_record(into: int, record: int, n_channels: int) -> None:
+    """Add the keys of a later segment. A record without keys changes nothing."""
+    old, new = load(float32, into + MAXIMUM), load(float32, record + MAXIMUM)
+    top = max(old, new)
+    keep = float32(math.exp(float64(old) - float64(top)))
+    take = float32(math.exp(float64(new) - float64(top)))
+    total = load(float32, into + TOTAL) * keep + load(float32, record + TOTAL) * take
+    store(into + MAXIMUM, top)
+    store(into + TOTAL, total)
+    merge_rows(into + HEAD, into + HEAD, record + HEAD, n_channels, keep, take, ZERO, ZERO)
+
+
+@inline
+def finish_record(node: int, record: int, query: int, head: int, sequence: int) -> None:
+    """Divide by the sum, in which a sink takes part, and write the result's row."""
+    top, total = load(float32, record + MAXIMUM), load(float32, record + TOTAL)
+    factor, sinks = ONE, src_data(node, 4)
+    if sinks != 0:
+        sink = load(float32, sinks + 4 * head)
+        new = max(top, sink)
+        factor = float32(math.exp(float64(top) - float64(new)))
+        total = total * factor + float32(math.exp(float64(sink) - float64(new)))
+    factor = factor / total if total > ZERO else ZERO
+    target = dst_data(node) + head * dst_nb(node, 1) + query * dst_nb(node, 2)
+    target += sequence * dst_nb(node, 3)
+    scale_row(target, record + HEAD, 0, dst_ne(node, 0), factor, ZERO, ZERO, ZERO)
+
+
+# ---------------------------------------------------------------- the mask
+@inline
+def mask_row(node: int, query: int, head: int, sequence: int) -> int:
+    """Address of a query's mask; 0: there is none."""
+    mask = src_data(node, 3)
+    if mask != 0:
+        mask += query * src_nb(node, 3, 1) + head % src_ne(node, 3, 2) * src_nb(node, 3, 2)
+        mask += sequence % src_ne(node, 3, 3) * src_nb(node, 3, 3)
+    return mask
+
+
+@inline
+def sees_block(node: int, tile: Any, first: int, n_keys: int) -> bool:
+    """Whether a query of the tile sees a key of a block; the last queries are asked first."""
+    query, n_queries, head, n_heads, _, sequence = tile
+    if src_data(node, 3) == 0:
+        return True
+    # masks of their own for the heads are rare: one for all is asked once
+    own = n_heads if src_ne(node, 3, 2) > 1 else 1
+    for h in range(own):
+        for t in range(n_queries - 1, -1, -1):
+            row = mask_row(node, query + t, head + h, sequence) + 2 * first
+            for i in range(n_keys):
+                if load(uint16, row + 2 * i) != uint16(0xFC00):  # minus infinity
+                    return True
+    return False
+
+
+# ---------------------------------------------------------------- the kernels
+def _attention_kernel(name: str, key_type: str, value_type: str) -> None:
+    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments.
+
+    Scratch: queries, scores, keys, values, records of a segment, merged records.
+    """
+    load_keys = transpose_keys(STORED[key_type])
+    load_values = Row(lambda x, c: x[0], sources=(value_type,), unroll=4).operation()
+
+    @inline
+    def load_block(node: int, tile: Any, first: int, n_keys: int, keys: int, values: int) -> None:
+        head, sequence, dk, dv = tile[4], tile[5], src_ne(node, 1, 0), src_ne(node, 2, 0)
+        padded = (dv + LANES - 1) // LANES * LANES
+        k = src_data(node, 1) + first * src_nb(node, 1, 1) + head * src_nb(node, 1, 2)
+        k += sequence // (src_ne(node, 0, 3) // src_ne(node, 1, 3)) * src_nb(node, 1, 3)
+        load_keys(keys, k, src_nb(node, 1, 1), dk, n_keys, 0)
+        v = src_data(node, 2) + first * src_nb(node, 2, 1) + head * src_nb(node, 2, 2)
+        v += sequence // (src_ne(node, 0, 3) // src_ne(node, 2, 3)) * src_nb(node, 2, 3)
+        for i in range(n_keys):
+            load_values(
+                values + 4 * padded * i, v + i * src_nb(node, 2, 1), 0, dv, ZERO, ZERO, ZERO, ZERO
+            )
+
+    def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        dk, dv, n_kv = src_ne(node, 1, 0), src_ne(node, 2, 0), src_ne(node, 1, 1)
+        padded = (dv + LANES - 1) // LANES * LANES
+        step, n_segments = param_int(node, RECORD), param_int(node, SEGMENTS)
+        scale, cap = param_float(node, 0), param_float(node, 3)
+        is_split = param_int(node, IS_SPLIT) != 0
+        n_low, m0, m1 = param_int(node, N_HEADS_M0), param_float(node, 1), param_float(node, 2)
+        most_rows = param_int(node, QUERIES) * param_int(node, HEADS)
+        start, end = 0, n_segments
+        tile_index = int64(chunk)
+        if is_split:
+            tile_index, start = chunk // n_segments, chunk % n_segments
+            end = start + 1
+        tile = tile_of(node, tile_index)
+        query, n_queries, head, n_heads, _, sequence = tile
+        n_rows = n_queries * n_heads
+        queries = scratch(node, ith)
+        scores = queries + 4 * dk * most_rows
+        keys = scores + 4 * BLOCK * most_rows
+        values = keys + 4 * BLOCK * dk
+        merged = values + 4 * BLOCK * padded
+        records = merged + step * most_rows
+        if is_split:
+            records = dst_data(node) + int64(chunk) * most_rows * step
+        for r in range(n_rows):
+            x = src_data(node, 0) + (query + r // n_heads) * src_nb(node, 0, 1)
+            x += (head + r % n_heads) * src_nb(node, 0, 2) + sequence * src_nb(node, 0, 3)
+            copy_row(queries + 4 * dk * r, x, 0, dk, ZERO, ZERO, ZERO, ZERO)
+        if not is_split:
+            clear_records(merged, step, n_rows, padded)
+        for segment in range(start, end):
+            clear_records(records, step, n_rows, padded)
+            for first in range(segment * SEGMENT, min((segment + 1) * SEGMENT, n_kv), BLOCK):
+                n_keys = min(BLOCK, n_kv - first)
+                if not sees_block(node, tile, first, n_keys):
+                    continue
+                load_block(node, tile, first, n_keys, keys, values)
+                scores_of_block(scores, queries, keys, dk, n_rows, 0)
+                for r in range(n_rows):
+                    h = head + r % n_heads
+                    mask = mask_row(node, query + r // n_heads, h, sequence)
+                    if mask != 0:
+                        mask += 2 * first
+                    slope = ONE
+                    if n_low != 0:
+                        slope = float32(alibi_slope(h, n_low, float64(m0), float64(m1)))
+                    row = scores + 4 * BLOCK * r
+                    probabilities_of_block(records + step * r, row, mask, n_keys, scale, slope, cap)
+                outputs_of_block(records, step, scores, values, padded, 256 * n_keys + n_rows)
+            if not is_split:
+                for r in range(n_rows):
+                    merge_record(merged + step * r, records + step * r, padded)
+        if not is_split:
+            for r in range(n_rows):
+                finish_record(
+                    node, merged + step * r, query + r // n_heads, head + r % n_heads, sequence
+                )
+
+    register_kernel(name, kernel)
+
+
+for _name in ("f32", "f16", "bf16"):
+    _attention_kernel(f"attention_{_name}", _name, _name)
+
+
+@graph_kernel
+def attention_merge(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """The result from the records of all segments; a chunk is a tile.
+
+    Sources: q, k, the records (a piece of plan memory), mask (unused), sinks.
+    """
+    step, n_segments = param_int(node, RECORD), param_int(node, SEGMENTS)
+    most_rows = param_int(node, QUERIES) * param_int(node, HEADS)
+    padded = (step - HEAD) // 4
+    query, n_queries, head, n_heads, _, sequence = tile_of(node, int64(chunk))
+    merged = scratch(node, ith)
+    for r in range(n_queries * n_heads):
+        clear_records(merged, step, 1, padded)
+        for segment in range(n_segments):
+            index = (int64(chunk) * n_segments + segment) * most_rows + r
+            merge_record(merged, src_data(node, 2) + index * step, padded)
+        finish_record(node, merged, query + r // n_heads, head + r % n_heads, sequence)

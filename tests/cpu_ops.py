@@ -1,0 +1,34 @@
+"""The CPU backend for tests of operations: the kernels of all cases are compiled at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cases import CASES
+from op_case import Case, Placed, place
+
+from pyggml.backend import is_noop
+from pyggml.backends.cpu.device import CpuBackend, CpuDevice
+from pyggml.backends.cpu.lowering import PlanContext, Step, find_lowering
+
+DEVICE = CpuDevice()
+ON_CPU = [case for case in CASES if case.cpu]
+
+
+def placed(case: Case) -> Placed:
+    """The case in the backend's memory."""
+    return place(case, DEVICE.buffer_type())
+
+
+def steps(found: Placed) -> Iterator[Step]:
+    """What the backend runs."""
+    for t in found.graph.nodes:
+        lower = None if is_noop(t) or t.is_empty else find_lowering(t)
+        if lower is not None:
+            yield from lower(t, PlanContext(n_threads=2))
+
+
+def ready_backend() -> CpuBackend:
+    """A backend that compiles nothing any more while the cases run; to be closed."""
+    DEVICE.library.addresses({s.kernel for case in ON_CPU for s in steps(placed(case))})
+    return CpuBackend(DEVICE, n_threads=2)
