@@ -150,13 +150,16 @@ class Context:
         return memory
 
     def _reserve(self) -> None:
-        """Allocate for the largest graphs: a full ubatch and a single token over all cells."""
+        """Allocate and compile for the largest graphs: a full ubatch and a single token."""
         n_kv = tuple(cache.params.size for cache in self.memory.caches)
         n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
         for name, n in (("tg", 1), ("pp", n_tokens)):
             built = self._describe(GraphShape(n, n, n_kv))
             self.n_nodes[name] = len(built.graph.nodes)
             self.sched.reserve(built.graph)
+            self._use_threads(n)
+            for backend in self.backends:
+                backend.prepare(built.graph)
 
     def warm_up(self) -> None:
         """Run BOS and EOS once, so that later runs are as fast as they can be; leaves no trace."""
@@ -287,12 +290,15 @@ class Context:
         return built
 
     def _compute(self, graph: Graph, n_tokens: int) -> None:
-        n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
-        for backend in self.backends:
-            backend.set_n_threads(n)
+        self._use_threads(n_tokens)
         status = self.sched.graph_compute(graph)
         if status != Status.SUCCESS:
             raise RuntimeError(f"computing the graph failed: {status.name}")
+
+    def _use_threads(self, n_tokens: int) -> None:
+        n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
+        for backend in self.backends:
+            backend.set_n_threads(n)
 
     def _describe(self, shape: GraphShape) -> _Built:
         builder = Builder(

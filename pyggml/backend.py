@@ -17,6 +17,7 @@ from pyggml.ops import Op
 from pyggml.tensor import Tensor
 
 NO_LIMIT = 1 << 62
+CompileProgress = Callable[[int, int, str], None]  # kernels done, kernels in all, the latest
 
 # add_alloc_dep(tensor, until): keep the tensor's memory until the node `until` has run
 AddAllocDep = Callable[[Tensor, Tensor], None]
@@ -116,6 +117,12 @@ class Device(ABC):
     def offload_op(self, node: Tensor) -> bool:
         """Worth copying host weights here for this op; False."""
         return False
+
+    def watch_compiling(self, progress: CompileProgress) -> None:
+        """Tell `progress` while kernels are compiled; nothing is compiled."""
+
+    def compile_kernels(self) -> None:
+        """Compile all kernels ahead of their first use; there are none."""
 
     def new_event(self) -> Event | None:
         """None: the device has no events, callers synchronize instead."""
@@ -234,6 +241,9 @@ class Backend(ABC):
     def event_wait(self, event: Event) -> None:
         """Let later work wait for an event; waits on the host."""
         event.synchronize()
+
+    def prepare(self, graph: Graph) -> None:
+        """Do what graphs like this need once, such as compiling kernels; nothing to do."""
 
     def set_n_threads(self, n: int) -> None:
         """How many threads the next graphs use; devices without threads ignore it."""

@@ -10,34 +10,56 @@ from typing import Any
 from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.llama.api import Llama
-from pyggml.tools import completion, conversation, logs
+from pyggml.tools import completion, conversation, details, logs
 from pyggml.tools.inputs import find_prompt, find_system
-from pyggml.tools.settings import Options, generation, load_model, sampling
+from pyggml.tools.settings import Options, check, generation, load_model, sampling
+from pyggml.tools.task import Task
 from pyggml.tools.ui import Screen, size
 
 
 def run(values: Mapping[str, Any]) -> None:
     """Do what the flags ask."""
-    logs.set_up(values)
-    screen = Screen(values.get("color", "auto"))
+    screen = Screen(values.get("color", "auto"), verbosity=logs.verbosity(values))
+    logs.set_up(values, screen)
     for device in registry.devices():
         device.watch_compiling(screen.compiling)
     if values.get("list_devices"):
         list_devices()
-        return
-    if values.get("warmup_kernels"):
+    elif values.get("warmup_kernels"):
         warm_up_kernels(screen)
-        return
+    else:
+        generate(values, screen)
+
+
+def generate(values: Mapping[str, Any], screen: Screen) -> None:
+    """Load the model and run a completion or a chat."""
     options = Options.of(values)
     # every mistake that can be seen before the model is read is reported before it
-    params, system, prompt = generation(values), find_system(values), find_prompt(values)
+    check(values)
+    # the lines of stdin are the messages of a chat
+    use_stdin = not options.conversation or options.single_turn
+    system, prompt = find_system(values), find_prompt(values, use_stdin=use_stdin)
+    _warn_without_gpu(values, screen)
     with _load(values, screen) as llama:
-        sampler = llama.sampler_of(sampling(values, llama.model.metadata))
+        on_terminal = sys.stdin.isatty()
+        is_chat = options.is_chat(has_template=llama.has_template, on_terminal=on_terminal)
+        if is_chat and not llama.has_template:
+            screen.warn("the model has no chat template: ChatML is used (--chat-template)")
+        elif not is_chat and system is not None:
+            screen.warn("a system prompt is for chats: it is ignored (-cnv)")
+        params = sampling(values, llama.model.metadata)
+        screen.status("warming up")
         chat = llama.session()
-        if _is_chat(options, llama):
-            conversation.run(llama, chat, sampler, params, options, screen, prompt, system)
-        else:
-            completion.run(llama, chat, sampler, params, options, screen, prompt)
+        screen.clear_progress()
+        task = Task(llama, chat, llama.sampler_of(params), generation(values), options, screen)
+        details.log_start(task, params)
+        try:
+            if is_chat:
+                conversation.run(task, prompt, system)
+            else:
+                completion.run(task, prompt)
+        finally:
+            details.log_end(task)
 
 
 def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
@@ -52,7 +74,7 @@ def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
     finally:
         screen.clear_progress()
     model = llama.model
-    if screen.is_terminal and values.get("verbosity", 3) >= 3:
+    if screen.is_terminal:
         seconds = time.perf_counter() - start
         name = model.hparams.name or model.gguf.path.name
         screen.say(
@@ -61,10 +83,12 @@ def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
     return llama
 
 
-def _is_chat(options: Options, llama: Llama) -> bool:
-    if options.conversation is not None:
-        return options.conversation
-    return llama.has_template and sys.stdin.isatty()
+def _warn_without_gpu(values: Mapping[str, Any], screen: Screen) -> None:
+    if values.get("n_gpu_layers", "0") == "0":
+        return
+    if all(device.type == DeviceType.CPU for device in registry.devices()):
+        screen.warn("no usable GPU found, --gpu-layers option will be ignored")
+        screen.warn("this version of pyggml computes on the CPU; --list-devices shows what it has")
 
 
 def list_devices() -> None:

@@ -1,167 +1,139 @@
-"""Chat on a terminal, or one turn of it anywhere."""
+"""Chat on a terminal, or with the lines of stdin."""
 
 from __future__ import annotations
 
-import contextlib
+import re
 import sys
 from collections.abc import Iterator
 
 from pyggml.errors import UserError
-from pyggml.llama.api import Chat, Llama
-from pyggml.llama.sampling import Sampler
-from pyggml.llama.session import GenerateParams
-from pyggml.tools.completion import print_tokens, stats, warn_if_full
-from pyggml.tools.settings import Options
-from pyggml.tools.ui import GREEN, Screen
+from pyggml.llama.session import FULL
+from pyggml.tools.line_input import COMMANDS, Reader, make_reader
+from pyggml.tools.task import Task
+from pyggml.tools.ui import GREEN
 
 HELP = r"""commands:
   /help    this list
   /clear   forget the conversation
   /regen   answer the last message again
   /exit    leave (or Ctrl-D)
-a line that ends in \ goes on in the next one; Ctrl-C stops an answer, a second one leaves"""
+a message of several lines: paste it, press Alt-Enter between lines, or end lines with \
+Ctrl-C stops an answer, a second one leaves"""
+
+# what looks like a command; a path or a fraction does not
+_COMMAND = re.compile(r"/[a-z]+", re.IGNORECASE)
 
 
-def run(
-    llama: Llama,
-    chat: Chat,
-    sampler: Sampler,
-    params: GenerateParams,
-    options: Options,
-    screen: Screen,
-    first: str | None,
-    system: str | None,
-) -> None:
+def run(task: Task, first: str | None, system: str | None) -> None:
     """Talk until the person leaves; with --single-turn until the first answer."""
-    if options.single_turn and first is None and not sys.stdin.isatty():
+    if task.options.single_turn and first is None and not sys.stdin.isatty():
         raise UserError("--single-turn without a terminal needs a message: give one with -p")
-    talk = Talk(llama, chat, sampler, params, options, screen, system)
-    if first is not None:
-        talk.say(first)
-    if options.single_turn and first is not None:
-        return
+    talk = Talk(task, system, make_reader(task.options, task.screen))
+    screen = task.screen
     if screen.is_terminal:
-        screen.say("/help lists the commands; Ctrl-D leaves")
+        context = task.chat.session.context
+        screen.say(f"context of {context.n_ctx} tokens · /help lists the commands; Ctrl-D leaves")
+    if first is not None:
+        if screen.is_terminal:
+            screen.say(screen.paint("> ", GREEN) + first, color="")
+        talk.answer(first)
+        if task.options.single_turn:
+            return
     for message in talk.messages():
-        talk.say(message)
-        if options.single_turn:
+        talk.answer(message)
+        if task.options.single_turn:
             return
 
 
 class Talk:
-    """The state of one chat on the terminal."""
+    """The state of one chat."""
 
-    def __init__(
-        self,
-        llama: Llama,
-        chat: Chat,
-        sampler: Sampler,
-        params: GenerateParams,
-        options: Options,
-        screen: Screen,
-        system: str | None,
-    ) -> None:
-        self.llama = llama
-        self.chat = chat
-        self.sampler = sampler
-        self.params = params
-        self.options = options
-        self.screen = screen
+    def __init__(self, task: Task, system: str | None, reader: Reader) -> None:
+        self.task = task
         self.system = system
-        self.interrupted = False
-        with contextlib.suppress(ImportError):
-            # line editing and history for input()
-            import readline  # noqa: F401
+        self.reader = reader
+        self.was_interrupted = False
 
     # ------------------------------------------------------------ input
     def messages(self) -> Iterator[str]:
-        """What the person types, commands carried out."""
+        """What the person types, commands carried out.
+
+        A second Ctrl-C in a row is a KeyboardInterrupt.
+        """
+        say = self.task.screen.say
         while True:
+            if self.task.screen.is_terminal:
+                say("", color="")
             try:
-                text = self._read()
+                text = self.reader.read()
             except EOFError:
-                self.screen.write("\n")
                 return
             except KeyboardInterrupt:
-                self.screen.write("\n")
-                if self.interrupted or not sys.stdin.isatty():
-                    return
-                self.interrupted = True
-                self.screen.say("Ctrl-C again, or Ctrl-D, leaves")
+                if self.was_interrupted or not sys.stdin.isatty():
+                    raise
+                self.was_interrupted = True
+                say("Ctrl-C again, or Ctrl-D, leaves")
                 continue
-            self.interrupted = False
+            self.was_interrupted = False
             command = text.strip()
             if command == "/exit":
                 return
-            if command.startswith("/") and self._command(command):
-                continue
-            if command:
+            if _COMMAND.fullmatch(command):
+                self._command(command)
+            elif command:
                 yield text
 
-    def _read(self) -> str:
-        """A message: lines joined by a final backslash, or with --multiline-input ended by one."""
-        prompt = self.screen.paint("> ", GREEN) if sys.stdin.isatty() else ""
-        lines: list[str] = []
-        while True:
-            line = input(prompt if not lines else "")
-            ends = line.endswith("\\")
-            lines.append(line.removesuffix("\\"))
-            if ends == self.options.multiline:
-                return "\n".join(lines)
-
-    def _command(self, text: str) -> bool:
-        """Carry out a command; False if it is none."""
+    def _command(self, text: str) -> None:
         commands = {"/help": self._help, "/clear": self._clear, "/regen": self._regenerate}
-        if text not in commands:
-            near = ", ".join([*commands, "/exit"])
-            self.screen.say(f"no command is called {text.split()[0]!r}: {near}")
-            return True
-        commands[text]()
-        return True
+        if text in commands:
+            commands[text]()
+        else:
+            self.task.screen.say(f"there is no command {text}: {', '.join(COMMANDS)}")
 
     def _help(self) -> None:
-        self.screen.say(HELP)
+        self.task.screen.say(HELP)
 
     def _clear(self) -> None:
-        self.chat.clear()
-        self.sampler.reset()
-        self.screen.say("forgotten")
+        self.task.chat.clear()
+        self.task.sampler.reset()
+        self.task.screen.say("forgotten")
 
     def _regenerate(self) -> None:
-        last = self.chat.take_back()
+        last = self.task.chat.take_back()
         if last is None:
-            self.screen.say("there is no message to answer again")
+            self.task.screen.say("there is no message to answer again")
         else:
-            self.say(last)
+            self.answer(last)
 
     # ------------------------------------------------------------ answer
-    def say(self, text: str) -> None:
-        """Send a message and show the answer."""
-        finish = None
+    def answer(self, text: str) -> None:
+        """Send a message and show the answer. On a terminal, Ctrl-C stops only the answer."""
+        task, screen = self.task, self.task.screen
+        on_terminal = sys.stdin.isatty()
         try:
-            steps = self.chat.chat(
+            steps = task.chat.chat(
                 text,
                 system=self.system,
-                sampler=self.sampler,
-                params=self.params,
-                on_prompt=self.screen.prompt_progress,
+                sampler=task.sampler,
+                params=task.params,
+                on_prompt=screen.prompt_progress,
             )
-            if self.options.verbose_prompt:
-                print_tokens(self.llama, self.chat.session.prompt, self.screen)
-            self.screen.clear_progress()
-            for step in steps:
-                self.screen.write(step.text)
-                finish = step.finish
+            if task.options.verbose_prompt:
+                task.print_tokens(task.chat.session.prompt)
+            finish = task.show(steps, stop=False)
         except KeyboardInterrupt:
-            if self.options.single_turn or not sys.stdin.isatty():
+            if task.options.single_turn or not on_terminal:
                 raise
-            self.interrupted = True
-        except UserError as error:
-            if not sys.stdin.isatty():
-                raise
-            self.screen.say(f"error: {error}")
+            self.was_interrupted = True
+            screen.say("stopped; Ctrl-C again leaves")
             return
-        self.screen.write("\n")
-        if self.options.perf:
-            self.screen.say(stats(self.chat.timings))
-        warn_if_full(finish, self.screen)
+        except UserError as error:
+            if not on_terminal:
+                raise
+            screen.warn(f"{error}\n/clear forgets the conversation")
+            return
+        if finish == FULL:
+            screen.warn(
+                "the context is full: /clear forgets the conversation; "
+                "--ctx-size and --context-shift make more of it"
+            )

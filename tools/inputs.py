@@ -9,53 +9,69 @@ from typing import Any
 from pyggml.errors import UserError
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
-_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|[nrt'\"\\])")
+_ESCAPE = re.compile(r"((?:\\x[0-9A-Fa-f]{2})+)|\\([nrt'\"\\])")
+BOM = "\ufeff"
 
 
-def unescape(text: str) -> str:
-    r"""Process \n \r \t \' \" \\ and \xHH."""
+def unescape(text: str, flag: str = "text") -> str:
+    r"""Process \n \r \t \' \" \\ and \xHH, whose bytes are UTF-8; `flag` is named in errors."""
 
     def replace(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if code[0] == "x" else ESCAPES[code]
+        if match[2]:
+            return ESCAPES[match[2]]
+        try:
+            return bytes.fromhex(match[1].replace("\\x", "")).decode()
+        except UnicodeDecodeError:
+            raise UserError(f"{flag}: {match[1]} is not UTF-8; use --no-escape") from None
 
     return _ESCAPE.sub(replace, text)
+
+
+def decode(raw: bytes, source: str) -> str:
+    """UTF-8 text as every system writes it: no byte order mark, lines that end in \\n."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{source}: not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}; "
+            "convert the text, e.g. with iconv"
+        ) from None
+    return text.removeprefix(BOM).replace("\r\n", "\n")
 
 
 def read_text(path: str, flag: str) -> str:
     """A UTF-8 file; `flag` is named if it cannot be read."""
     try:
-        return Path(path).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{flag} {path}: not UTF-8 at byte {error.start}") from None
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+    return decode(raw, f"{flag} {path}")
 
 
-def read_stdin() -> str:
-    """All of stdin."""
+def argument(values: Mapping[str, Any], target: str, flag: str) -> str:
+    """The text of a flag."""
+    text: str = values[target]
     try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
+        text.encode()
+    except UnicodeEncodeError as error:
         raise UserError(
-            f"stdin is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}; "
-            "convert the text, e.g. with iconv"
+            f"{flag}: not UTF-8 at character {error.start}; put the text into a file for -f"
         ) from None
+    return unescape(text, flag) if values.get("escape", True) else text
 
 
-def find_prompt(values: Mapping[str, Any]) -> str | None:
+def find_prompt(values: Mapping[str, Any], *, use_stdin: bool = True) -> str | None:
     """The prompt that was given; None if there is none."""
     if "prompt" in values and "file" in values:
         raise UserError("--prompt and --file contradict each other: give one of them")
     if "file" in values:
         text = read_text(values["file"], "--file").removesuffix("\n")
-    elif "prompt" in values:
-        text = values["prompt"]
-    elif not sys.stdin.isatty():
-        return read_stdin() or None
-    else:
-        return None
-    return unescape(text) if values.get("escape", True) else text
+        return unescape(text, "--file") if values.get("escape", True) else text
+    if "prompt" in values:
+        return argument(values, "prompt", "--prompt")
+    if use_stdin and not sys.stdin.isatty():
+        return decode(sys.stdin.buffer.read(), "stdin") or None
+    return None
 
 
 def find_system(values: Mapping[str, Any]) -> str | None:
@@ -64,5 +80,4 @@ def find_system(values: Mapping[str, Any]) -> str | None:
         raise UserError("--system-prompt and --system-prompt-file contradict each other")
     if "system_file" in values:
         return read_text(values["system_file"], "--system-prompt-file").removesuffix("\n")
-    text = values.get("system")
-    return unescape(text) if text and values.get("escape", True) else text
+    return argument(values, "system", "--system-prompt") if "system" in values else None

@@ -1,9 +1,15 @@
 """The commands: `pyllama <tool>`, and each tool under a name of its own."""
 
+import difflib
 import importlib
+import io
+import logging
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -11,7 +17,7 @@ from pyggml.errors import UserError
 from pyggml.tools.options import ToolCommand, Values
 from pyggml.version import __version__
 
-INTERRUPTED = 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +48,96 @@ def bench() -> None:
 def main() -> None:
     """Entry point of pyllama."""
     names = [tool.name for tool in TOOLS]
-    args = sys.argv[1:]
-    if args and args[0] in names:
-        run_tool(args[0], args[1:])
-    elif args and args[0] == "--version":
+    name, *args = sys.argv[1:] or ["--help"]
+    if name in names:
+        run_tool(name, args)
+    elif name == "--version":
         print(f"pyggml {__version__}")
-    elif not args or args[0] in ("-h", "--help"):
+    elif name in ("-h", "--help", "help"):
         print("Usage: pyllama TOOL [OPTIONS]\n\nTools:")
         for tool in TOOLS:
             print(f"  {tool.name:<12} {tool.help}")
         print("\nEach is also a command: pyllama-cli, pyllama-bench, ...")
     else:
-        print(f"error: no tool is called {args[0]!r}: {', '.join(names)}", file=sys.stderr)
-        sys.exit(2)
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        print(f"error: there is no tool {name!r}{hint}", file=sys.stderr)
+        print(f"there are: {', '.join(names)}", file=sys.stderr)
+        sys.exit(USAGE)
 
 
 def run_tool(name: str, args: Sequence[str]) -> None:
     """Parse and run; mistakes become sentences and exit codes (1, usage 2, interrupted 130)."""
+    _repair_streams()
+    verbose = "-v" in args or "--verbose" in args
+    try:
+        _run(name, args)
+    except click.exceptions.Exit as request:
+        sys.exit(request.exit_code)
+    except click.ClickException as error:
+        _fail(f"{error.format_message()}\npyllama-{name} --help lists the options", USAGE)
+    except BrokenPipeError:
+        # the reader of our output went away: nothing is wrong with us
+        _forget_output()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if verbose:
+            raise
+        _fail(_sentence(error), FAILED)
+
+
+def _run(name: str, args: Sequence[str]) -> None:
     tool = next(tool for tool in TOOLS if tool.name == name)
 
     def run(values: Values) -> None:
         importlib.import_module(tool.module).run(values)
 
     command = ToolCommand(name, run, help=tool.help)
-    verbose = "-v" in args or "--verbose" in args
-    try:
-        command.main(args=list(args), prog_name=f"pyllama-{name}", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except UserError as error:
-        if verbose:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        # the reader of our output went away: nothing is wrong with us
-        sys.stderr.close()
-        sys.exit(0)
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(INTERRUPTED)
+    with command.make_context(f"pyllama-{name}", list(args)) as context:
+        command.invoke(context)
+
+
+def _sentence(error: Exception) -> str:
+    """What to tell a person."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory: use a smaller --ctx-size or --ubatch-size, or a smaller model"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{(error.strerror or str(error)).lower()}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}:{place.lineno}"
+    what = f"{type(error).__name__} {error}".strip()
+    return f"a bug in pyggml: {what} ({where})\nplease report it with what -v adds to this"
+
+
+def _fail(text: str, code: int) -> None:
+    log = logging.getLogger("pyggml")
+    if log.handlers:
+        log.error(text, extra={"shown": True})
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+# ---------------------------------------------------------------- standard streams
+def _repair_streams() -> None:
+    """Make output work that Python would stumble over: closed streams, narrow encodings."""
+    # a file opened later must not get the number of a closed stream
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _forget_output() -> None:
+    """Let Python's last flush of a closed pipe go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,13 +1,15 @@
 """From flag values to the library's parameters."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.errors import UserError
+from pyggml.errors import ConfigError, UserError
 from pyggml.gguf import parse_overrides
 from pyggml.llama.api import Llama, load
-from pyggml.llama.loader import Progress
+from pyggml.llama.context_params import ContextParams, RopeOverrides
+from pyggml.llama.loader import ModelParams, Progress
 from pyggml.llama.sampling import (
     SamplingParams,
     model_defaults,
@@ -17,13 +19,26 @@ from pyggml.llama.sampling import (
 )
 from pyggml.llama.session import GenerateParams
 from pyggml.tools.inputs import read_text, unescape
-from pyggml.tools.options import section
+from pyggml.tools.options import flag_named, section
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Find every mistake that can be seen without the model: reading that may take minutes."""
+    if "model" not in values:
+        raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
+    layers = values.get("n_gpu_layers", "auto")
+    # -1 and -2 are llama.cpp's older words for auto and all
+    if not re.fullmatch(r"\d+|-1|-2|auto|all", layers):
+        raise ConfigError(f"--gpu-layers {layers}: a number of layers, auto or all")
+    sampling(values, {})
+    generation(values)
+    ModelParams(**_model(values))
+    ContextParams(**_context(values))
+    RopeOverrides(**_rope(values))
 
 
 def load_model(values: Mapping[str, Any], progress: Progress) -> Llama:
     """Load what the flags describe."""
-    if "model" not in values:
-        raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
     overrides = [o for text in values.get("override_kv", ()) for o in parse_overrides(text)]
     return load(
         values["model"],
@@ -31,10 +46,23 @@ def load_model(values: Mapping[str, Any], progress: Progress) -> Llama:
         override_kv=overrides,
         chat_template=_template(values),
         jinja=values.get("jinja", True),
-        **section(values, "model"),
+        **_model(values),
         **_context(values),
         **_rope(values),
     )
+
+
+def _model(values: Mapping[str, Any]) -> dict[str, Any]:
+    model = section(values, "model")
+    older = [flag for flag in ("no_mmap", "mlock") if flag in values]
+    if older and "load_mode" in model:
+        raise ConfigError(
+            f"--load-mode and {flag_named(older[0])} contradict each other: give one of them"
+        )
+    if older:
+        lock_only = "mlock" if "no_mmap" in values else "mmap+mlock"
+        model["load_mode"] = lock_only if "mlock" in values else "none"
+    return model
 
 
 def _context(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,15 +105,24 @@ def sampling(values: Mapping[str, Any], metadata: Mapping[str, Any]) -> Sampling
         given["logit_bias"] = dict(parse_logit_bias(text) for text in values["logit_bias"])
     breakers = values.get("dry_sequence_breaker")
     if breakers:
-        given["dry_sequence_breakers"] = tuple(unescape(b) for b in breakers if b != "none")
-    return SamplingParams(**{**model_defaults(metadata), **given})
+        given["dry_sequence_breakers"] = tuple(
+            unescape(b, "--dry-sequence-breaker") for b in breakers if b != "none"
+        )
+    try:
+        return SamplingParams(**{**model_defaults(metadata), **given})
+    except ConfigError as error:
+        # the library speaks of parameters, a person gave flags
+        name, space, rest = str(error).partition(" ")
+        if name not in given:
+            raise
+        raise ConfigError(flag_named(f"sampling.{name}") + space + rest) from None
 
 
 def generation(values: Mapping[str, Any]) -> GenerateParams:
     """When generation ends."""
     stop = values.get("stop", ())
     if values.get("escape", True):
-        stop = tuple(unescape(s) for s in stop)
+        stop = tuple(unescape(s, "--reverse-prompt") for s in stop)
     return GenerateParams(stop=tuple(stop), **section(values, "generate"))
 
 
@@ -96,10 +133,11 @@ class Options:
     display_prompt: bool
     verbose_prompt: bool
     perf: bool
-    conversation: bool | None  # None: on a terminal, if the model has a template
+    conversation: bool | None
     single_turn: bool
     multiline: bool
-    verbose: bool
+    simple_io: bool
+    has_system: bool
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Options":
@@ -110,5 +148,12 @@ class Options:
             conversation=values.get("conversation"),
             single_turn=values.get("single_turn", False),
             multiline=values.get("multiline", False),
-            verbose=values.get("verbose", False),
+            simple_io=values.get("simple_io", False),
+            has_system="system" in values or "system_file" in values,
         )
+
+    def is_chat(self, *, has_template: bool, on_terminal: bool) -> bool:
+        """As asked; else if the model can and there is somebody to talk to, or it is meant."""
+        if self.conversation is not None:
+            return self.conversation
+        return has_template and (on_terminal or self.single_turn or self.has_system)

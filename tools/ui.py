@@ -1,7 +1,7 @@
 """What a person sees beside the answer: all of it on stderr, colours only on a terminal."""
 
+import logging
 import os
-import shutil
 import sys
 import time
 from typing import IO
@@ -10,61 +10,126 @@ DIM, GREEN, YELLOW, RESET = "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
 REDRAW_SECONDS = 0.05
 LONG_PROMPT = 256  # tokens
+# On a terminal, control characters of a model's answer are shown instead of obeyed.
+VISIBLE: dict[int, int | str | None] = {
+    **{code: 0x2400 + code for code in range(32)},
+    **dict.fromkeys(range(127, 160), 0xFFFD),
+    ord("\n"): "\n",
+    ord("\t"): "\t",
+    ord("\r"): None,
+}
+
+log = logging.getLogger("pyggml.tools")
 
 
 class Screen:
-    """Writes to the terminal, or plainly if there is none."""
+    """Writes to the terminal, or plainly if there is none.
 
-    def __init__(self, color: str = "auto", err: IO[str] | None = None) -> None:
+    `verbosity` is llama.cpp's: 1 errors, 2 also warnings, 3 also what is going on.
+    """
+
+    def __init__(
+        self, color: str = "auto", err: IO[str] | None = None, *, verbosity: int = 3
+    ) -> None:
         self.err = err or sys.stderr
+        self.verbosity = verbosity
         self.is_terminal = self.err.isatty()
         self.answer_is_terminal = sys.stdout.isatty()
+        obeys_codes = os.environ.get("TERM") != "dumb"
         # https://no-color.org: any non-empty value means no
-        wanted = self.is_terminal and not os.environ.get("NO_COLOR")
-        self.has_color = wanted if color == "auto" else color == "on"
+        may_color = obeys_codes and not os.environ.get("NO_COLOR")
+        self.has_color = _wanted(color, self.is_terminal and may_color)
+        self.answer_has_color = _wanted(color, self.answer_is_terminal and may_color)
+        self.can_redraw = self.is_terminal and obeys_codes and verbosity >= 3
         self._drawn = 0.0
+        self._in_line = False  # the answer has not ended its line
+        self._compiling = False
 
     def paint(self, text: str, color: str) -> str:
         return f"{color}{text}{RESET}" if self.has_color else text
 
     def say(self, text: str, color: str = DIM) -> None:
-        """One line for the person."""
+        """A line for the person; nothing if only warnings are wanted."""
+        self._line(text, color, 3, logging.INFO)
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+        self._line(f"warning: {text}", YELLOW, 2, logging.WARNING)
+
+    def _line(self, text: str, color: str, verbosity: int, level: int) -> None:
+        log.log(level, text, extra={"shown": True})
+        if self.verbosity >= verbosity:
+            self.make_room()
+            print(self.paint(text, color), file=self.err, flush=True)
+
+    def make_room(self) -> None:
+        """Let the next text on stderr start in a line of its own."""
         self.clear_progress()
-        print(self.paint(text, color), file=self.err, flush=True)
+        if self._in_line and self.is_terminal and self.answer_is_terminal:
+            self.end_line()
 
     # ------------------------------------------------------------ answer
     def write(self, text: str) -> None:
         """Part of the answer, to stdout."""
-        sys.stdout.write(text)
+        if not text:
+            return
+        self.clear_progress()
+        sys.stdout.write(text.translate(VISIBLE) if self.answer_is_terminal else text)
         sys.stdout.flush()
+        self._in_line = not text.endswith("\n")
 
     def write_prompt(self, text: str) -> None:
         """Text of the user repeated before the answer, to stdout."""
-        colored = self.has_color and self.answer_is_terminal
-        self.write(f"{GREEN}{text}{RESET}" if colored else text)
+        if self.answer_has_color:
+            sys.stdout.write(GREEN)
+        self.write(text)
+        if self.answer_has_color:
+            sys.stdout.write(RESET)
+            sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """End the answer's last line, unless it has ended."""
+        if self._in_line:
+            self.write("\n")
 
     # ------------------------------------------------------------ progress
     def progress(self, what: str, share: float, detail: str = "") -> None:
         """Redraw the progress line; nothing without a terminal."""
         now = time.monotonic()
-        if not self.is_terminal or (share < 1 and now - self._drawn < REDRAW_SECONDS):
+        if not self.can_redraw or (share < 1 and now - self._drawn < REDRAW_SECONDS):
             return
-        self._drawn = now
-        width = min(30, shutil.get_terminal_size().columns - len(what) - len(detail) - 12)
+        width = min(30, self._columns() - len(what) - len(detail) - 12)
         bar = ""
         if width > 4:
             full = round(share * width)
             bar = "█" * full + "░" * (width - full) + " "
-        line = f"{what} {bar}{share:4.0%} {detail}"
-        self.err.write(CLEAR_LINE + self.paint(line, DIM))
+        self._draw(f"{what} {bar}{share:4.0%} {detail}", now)
+
+    def status(self, text: str) -> None:
+        """What is going on, until something else is written; nothing without a terminal."""
+        if self.can_redraw:
+            self._draw(text, time.monotonic())
+
+    def _draw(self, line: str, now: float) -> None:
+        if self._in_line and self.answer_is_terminal:
+            return  # it would wipe out the end of the answer
+        self._drawn = now
+        self.err.write(CLEAR_LINE + self.paint(line[: self._columns() - 1], DIM))
         self.err.flush()
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self.err.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
 
     def compiling(self, done: int, total: int, name: str) -> None:
         """Progress of kernels, which are compiled once per machine."""
-        if not self.is_terminal and done in (0, total):
-            # without a terminal: a line at the start and one at the end
-            print(f"compiling kernels for this CPU: {done}/{total}", file=self.err, flush=True)
-        self.progress("compiling kernels for this CPU (once)", done / total, name)
+        what = "compiling kernels for this CPU (once)"
+        if not self.can_redraw and self._compiling != (done < total):
+            self.say(what if done < total else f"compiled {total} kernels")
+        self._compiling = done < total
+        self.progress(what, done / total, f"{done}/{total} {name}")
         if done == total:
             self.clear_progress()
 
@@ -75,10 +140,14 @@ class Screen:
 
     def clear_progress(self) -> None:
         """Remove the progress line."""
-        if self.is_terminal and self._drawn:
+        if self._drawn:
+            self._drawn = 0.0
             self.err.write(CLEAR_LINE)
             self.err.flush()
-            self._drawn = 0.0
+
+
+def _wanted(color: str, automatic: bool) -> bool:
+    return automatic if color == "auto" else color == "on"
 
 
 def size(nbytes: float) -> str:

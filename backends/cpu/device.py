@@ -14,6 +14,7 @@ from pyggml.backend import (
     Buffer,
     BufferType,
     Caps,
+    CompileProgress,
     Device,
     DeviceType,
     Memory,
@@ -30,8 +31,8 @@ from pyggml.backends.cpu.buffers import (
 from pyggml.backends.cpu.library import KernelLibrary, usable_cores
 from pyggml.backends.cpu.lowering import find_lowering
 from pyggml.backends.cpu.memory import at_address
-from pyggml.backends.cpu.plan import Plan
-from pyggml.backends.cpu.pool import Pool
+from pyggml.backends.cpu.plan import Plan, kernel_names
+from pyggml.backends.cpu.pool import ENTRY_POINTS, Pool
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
@@ -80,6 +81,12 @@ class CpuDevice(Device):
             return self._repack.supports_op(node)
         return find_lowering(node) is not None
 
+    def watch_compiling(self, progress: CompileProgress) -> None:
+        self.library.progress = progress
+
+    def compile_kernels(self) -> None:
+        self.library.compile_all()
+
 
 class CpuBackend(Backend):
     """Runs graphs on a pool of threads; plans are kept as long as their graph is reused."""
@@ -96,6 +103,10 @@ class CpuBackend(Backend):
     def set_n_threads(self, n: int) -> None:
         """Threads, the caller included, that the next graphs use."""
         self.n_threads = max(1, n)
+
+    def prepare(self, graph: Graph) -> None:
+        kernels = kernel_names(graph, self.n_threads)
+        self.device.library.addresses({*ENTRY_POINTS, *kernels})
 
     def graph_compute(self, graph: Graph) -> Status:
         if self.abort():

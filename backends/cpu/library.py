@@ -70,6 +70,8 @@ class KernelLibrary:
         folder = self._folder = self._folder or _writable(self._root / f"kernels-{self.digest()}")
         found = {n: read_object(folder / f"{n}.o") for n in names}
         missing = [n for n, code in found.items() if code is None]
+        if missing:
+            progress(0, len(missing), "")
         for done, name in enumerate(_compile(missing, folder, self.target), 1):
             progress(done, len(missing), name)
             found[name] = read_object(folder / f"{name}.o")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyggml.backend import is_noop
@@ -46,7 +46,7 @@ class Plan:
         context = PlanContext(n_threads)
         steps: list[Step] = []
         self.labels: list[Label] = []
-        for node, step in _lower(graph, context):
+        for node, step in _lower(graph.nodes, context):
             steps.append(step)
             self.labels.append(Label(node.name, node.op_desc, step.kernel))
         addresses = library.addresses({step.kernel for step in steps})
@@ -95,6 +95,13 @@ class Plan:
         return "\n".join(lines)
 
 
+def kernel_names(graph: Graph, n_threads: int) -> set[str]:
+    """The kernels that a plan of the graph would call; nodes of other devices have none."""
+    context = PlanContext(n_threads)
+    mine = (node for node in graph.nodes if find_lowering(node) is not None)
+    return {step.kernel for _, step in _lower(mine, context)}
+
+
 def _shape(operand: Words) -> str:
     ne = operand[1:5].tolist()
     while len(ne) > 1 and ne[-1] == 1:
@@ -102,9 +109,9 @@ def _shape(operand: Words) -> str:
     return str(ne).replace(" ", "")
 
 
-def _lower(graph: Graph, context: PlanContext) -> Iterator[tuple[Tensor, Step]]:
+def _lower(nodes: Iterable[Tensor], context: PlanContext) -> Iterator[tuple[Tensor, Step]]:
     """The steps of all nodes that have work to do, in order."""
-    for node in graph.nodes:
+    for node in nodes:
         if not int(node.flags) & _COMPUTE or is_noop(node) or node.is_empty:
             continue
         lower = find_lowering(node)
