@@ -109,7 +109,10 @@ class Context:
         wanted, hp = self.params.flash_attn, self.hparams
         supported = all(self._flash_attn_supported(il) for il in range(hp.n_layer))
         if wanted == "on" and not supported:
-            raise UserError("--flash-attn on: no device can run it for this model; use auto")
+            raise UserError(
+                "--flash-attn on: no device can run it for this model with keys of "
+                f"{self.params.type_k} and values of {self.params.type_v}; use auto"
+            )
         use = supported if wanted == "auto" else wanted == "on"
         if not use and len(set(hp.n_head_kv)) > 1:
             # transposed values of different widths cannot be written with one list of indices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from oracle import LlamaCpp
 from tiny import VARIANTS, write_tiny
 from tiny_llama import DEVICE, Limited, context_of, tiny_model
 
-from pyggml.backend import Status
+from pyggml.backend import Device, Status
 from pyggml.backends.reference.device import RefBackend, RefDevice
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
@@ -24,6 +25,7 @@ from pyggml.llama.context import Context, ContextFull
 from pyggml.llama.context_params import RopeOverrides
 from pyggml.llama.loader import Model, load_model
 from pyggml.ops import Op
+from pyggml.registry import cpu_device
 from pyggml.tensor import Tensor
 
 EXACT = 1e-11  # of float32 against float64, in nats
@@ -297,29 +299,42 @@ def test_flash_attention_without_a_device_for_it(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "llama")
     tiny = load_model(path, devices=[NoFlash()])
     assert not context_of(tiny).flash_attn
-    with pytest.raises(UserError, match="--flash-attn on: no device can run it"):
+    with pytest.raises(UserError, match="--flash-attn on: .* with keys of f32 and values of f32"):
         context_of(tiny, flash_attn="on")
 
 
 # ---------------------------------------------------------------- shifted positions
-@pytest.mark.parametrize("flash_attn", ["on", "off"])
 @pytest.mark.parametrize(
     "rope", [RopeOverrides(), RopeOverrides(scaling="yarn", freq_scale=0.25, yarn_orig_ctx=64)]
 )
+@pytest.mark.parametrize(("type_k", "atol"), [("f32", 2e-5), ("f16", 2e-2)])
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+@pytest.mark.parametrize("device", [DEVICE, cpu_device()], ids=lambda device: device.name)
 def test_shifted_keys_are_those_of_the_new_positions(
-    one_layer: Model, rope: RopeOverrides, flash_attn: str
+    one_layer: Model,
+    rope: RopeOverrides,
+    type_k: str,
+    atol: float,
+    flash_attn: str,
+    device: Device,
 ) -> None:
     ids = prompt(30)
-    context = context_of(one_layer, rope=rope, flash_attn=flash_attn)
-    run(context, ids)
-    context.memory.remove(0, 4, 12)
-    context.memory.shift(0, 12, 30, -8)
-    found = run(context, [5, 6, 7], 22)
-    expected = run(
-        context_of(one_layer, rope=rope, flash_attn=flash_attn), ids[:4] + ids[12:] + [5, 6, 7]
-    )
-    np.testing.assert_allclose(found, expected[-3:], atol=2e-5)
-    assert not context.memory.caches[0].cells.has_shift
+    given: dict[str, Any] = {
+        "rope": rope,
+        "flash_attn": flash_attn,
+        "type_k": type_k,
+        "type_v": type_k,
+    }
+    with closing(load_model(one_layer.gguf.path, devices=[device])) as tiny:
+        context = context_of(tiny, **given)
+        run(context, ids)
+        context.memory.remove(0, 4, 12)
+        context.memory.shift(0, 12, 30, -8)
+        found = run(context, [5, 6, 7], 22)
+        assert not context.memory.caches[0].cells.has_shift
+        context.close()
+    expected = run(context_of(one_layer, **given), ids[:4] + ids[12:] + [5, 6, 7])
+    np.testing.assert_allclose(found, expected[-3:], atol=atol)
 
 
 def test_windowed_layers_are_shifted_with_their_own_frequencies(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny import write_tiny
 from tiny_llama import context_of, tiny_model
 
 from pyggml.errors import UserError
 from pyggml.llama import context as context_module
-from pyggml.llama import kv_cache, kv_cells
+from pyggml.llama import kv_cache, kv_cells, load
 from pyggml.llama import session as session_module
 from pyggml.llama.loader import Model
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
@@ -451,3 +453,32 @@ def test_an_interrupt_anywhere_leaves_a_usable_session(
             np.testing.assert_allclose(
                 session.context.logits(-1), fresh(tiny, wanted, **size), atol=5e-5, err_msg=str(n)
             )
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_signal_at_any_moment_leaves_a_usable_session(tmp_path: Path, arch: str) -> None:
+    """On the CPU engine, whose threads are at work when it comes."""
+    path = write_tiny(tmp_path / "m.gguf", arch, n_layer=3)
+    a = ids(200)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with load(path, n_ctx=512, n_ubatch=32, type_k="f32", type_v="f32") as llama:
+            session = llama.session().session
+            session.evaluate(a)
+            expected = session.context.logits(-1)
+            for milliseconds in (0.1, 0.3, 1, 2, 3, 5, 7, 10, 15, 20):
+                session.evaluate(ids(5, 1))
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, milliseconds / 1e3)
+                    for _ in session.generate(a, greedy(session), GenerateParams(n_predict=20)):
+                        pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                session.evaluate(a)
+                np.testing.assert_allclose(session.context.logits(-1), expected, atol=1e-5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
