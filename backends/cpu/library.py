@@ -185,7 +185,8 @@ def _drive_worker(
 def _start_worker(folder: Path, target: Target) -> subprocess.Popen[str]:
     path = os.pathsep.join(p for p in sys.path if p)  # the child finds what this process found
     return subprocess.Popen(
-        [sys.executable, "-m", "pyggml.backends.cpu.compile", str(folder)],
+        # -P: a module in the current folder must not be taken for one of ours
+        [sys.executable, "-P", "-m", "pyggml.backends.cpu.compile", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
