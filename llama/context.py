@@ -40,7 +40,6 @@ class ContextFull(UserError):
 class Perf:
     """What llama_perf counts: milliseconds and tokens of prompts and of single-token decodes."""
 
-    load_ms: float = 0.0
     prompt_ms: float = 0.0
     n_prompt: int = 0
     eval_ms: float = 0.0
@@ -76,7 +75,6 @@ class Context:
         self.params = (params or ContextParams()).resolved(hp, model.n_cores)
         self.hparams = self.params.rope.apply_all(hp)
         self.perf = Perf()
-        self.n_nodes: dict[str, int] = {}
         self._built: _Built | None = None
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
         self._row_of: dict[int, int] = {}
@@ -156,13 +154,13 @@ class Context:
         """Allocate and compile for the largest graphs: a full ubatch and a single token."""
         n_kv = tuple(cache.params.size for cache in self.memory.caches)
         n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
-        for name, n in (("tg", 1), ("pp", n_tokens)):
-            built = self._describe(GraphShape(n, n, n_kv))
-            self.n_nodes[name] = len(built.graph.nodes)
-            self.sched.reserve(built.graph)
+        for n in (1, n_tokens):
+            graph = self._describe(GraphShape(n, n, n_kv)).graph
+            self.sched.reserve(graph)
+            log.debug("graph of %d tokens: nodes = %d", n, len(graph.nodes))
             self._use_threads(n)
             for backend in self.backends:
-                backend.prepare(built.graph)
+                backend.prepare(graph)
 
     def warm_up(self) -> None:
         """Run BOS and EOS once, so that later runs are as fast as they can be; leaves no trace."""

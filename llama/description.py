@@ -1,8 +1,10 @@
 """A model in three words: architecture, size, type of its weights (llama_model_desc)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pyggml.dtypes import GGMLType
+from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 
 # general.file_type -> the name llama.cpp shows
@@ -66,21 +68,26 @@ GUESSES = {
 }
 
 
+MAX_LABEL = 24
+
+
 def describe(metadata: Metadata, n_params: int, types: Sequence[GGMLType]) -> str:
     """As in "gemma3 270M Q4_K - Medium"; `types` are those of the tensors.
 
     The size is the one the file names, where llama.cpp goes by the number of layers.
     """
-    arch = metadata.get_str("general.architecture")
-    size = metadata.get_str("general.size_label", "") or size_label(n_params)
-    return f"{arch} {size} {file_type(metadata, types)}"
+    arch, label = metadata.get_str("general.architecture"), ""
+    with suppress(ModelError):  # stored as something else: as if it were missing
+        label = metadata.get_str("general.size_label", "")
+    if not (label.isprintable() and 0 < len(label) <= MAX_LABEL):
+        label = size_label(n_params)
+    return f"{arch} {label} {file_type(metadata, types)}"
 
 
 def file_type(metadata: Metadata, types: Sequence[GGMLType]) -> str:
     """Name of the file's overall type; guessed from its tensors if it does not say."""
-    number = metadata.get_int("general.file_type", None)
-    if number is not None:
-        return FILE_TYPES.get(number, "unknown, may not work")
+    with suppress(ModelError):
+        return FILE_TYPES.get(metadata.get_int("general.file_type"), "unknown, may not work")
     most = max(types, key=types.count, default=GGMLType.F32)
     return f"(guessed) {FILE_TYPES[GUESSES[most]] if most in GUESSES else most.name}"
 

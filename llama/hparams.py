@@ -171,7 +171,7 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
     n_ctx_train = kv.get_int(f"{a}.context_length")
     hp = HParams(
         arch=a,
-        name=kv.get_str("general.name", ""),
+        name=_printable(kv.get_str("general.name", "")),
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
@@ -217,6 +217,11 @@ def _check_sizes(hp: HParams) -> None:
             f"{hp.arch}.rope.dimension_count is {hp.n_rot}; "
             f"it must be even and at most the head size {hp.n_embd_head_k}"
         )
+
+
+def _printable(text: str) -> str:
+    """Text that cannot move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
 def _n_vocab(kv: Metadata, arch: str) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from oracle import library
 from tiny import write_tiny
-from tiny_llama import split, tiny_model, with_keys
+from tiny_llama import metadata, split, tiny_model, with_keys
 
+from pyggml.dtypes import GGMLType
 from pyggml.gguf import open_gguf
 from pyggml.llama.description import FILE_TYPES, describe, file_type, size_label
 from pyggml.llama.loader import load_model
@@ -81,6 +83,23 @@ def test_sizes(n_params: int, label: str) -> None:
     assert size_label(n_params) == label
 
 
+@pytest.mark.parametrize(
+    ("keys", "description"),
+    [
+        ({"general.size_label": "8x7B"}, "llama 8x7B Q4_0"),
+        ({"general.size_label": ""}, "llama 2M Q4_0"),
+        ({"general.size_label": 7}, "llama 2M Q4_0"),
+        ({"general.size_label": "7B\x1b[2J"}, "llama 2M Q4_0"),
+        ({"general.size_label": "7" * 25}, "llama 2M Q4_0"),
+        ({"general.file_type": 2.0}, "llama 2M (guessed) Q8_0"),
+    ],
+)
+def test_odd_keys(tmp_path: Path, keys: dict[str, Any], description: str) -> None:
+    items = {"general.architecture": "llama", "general.file_type": 2} | keys
+    types = [GGMLType.F32, GGMLType.Q8_0, GGMLType.Q8_0]
+    assert describe(metadata(tmp_path / "m.gguf", items), 1_500_000, types) == description
+
+
 @pytest.mark.parametrize("omit", [(), ("output",)])
 def test_numbers_of_single_and_split_files(tmp_path: Path, omit: tuple[str, ...]) -> None:
     """A tied output counts once."""
@@ -99,7 +118,7 @@ def test_real_models(smollm2: Path, gemma3: Path) -> None:
             types = [t.type for t in gguf.tensors.values()]
             n_params = sum(math.prod(t.ne) for t in gguf.tensors.values())
             described[path] = describe(gguf.metadata, n_params, types)
-    assert described[smollm2] == "llama 135M Q4_1"
+    assert described[smollm2] == "llama 2M Q4_1"
     assert described[gemma3] == "gemma3 270M Q4_K - Medium"
     assert of_llama_cpp(gemma3)[0] == described[gemma3]
     assert of_llama_cpp(smollm2)[0] == "llama 256M Q4_1"  # by its number of layers

@@ -65,6 +65,12 @@ def test_attention_scale_of_the_file(tmp_path: Path) -> None:
     assert read(tmp_path, attention__scale=0.0).kq_scale == 0.5
 
 
+def test_the_name_can_be_shown_on_a_terminal(tmp_path: Path) -> None:
+    items = keys() | {"general.name": "Tiny\x1b[2J\nModel "}
+    hp = architectures.find("llama").hparams(metadata(tmp_path / "m.gguf", items))
+    assert hp.name == "Tiny [2J Model"
+
+
 def test_values_per_layer(tmp_path: Path) -> None:
     hp = read(
         tmp_path,

@@ -30,6 +30,7 @@ from pyggml.errors import ConfigError, GgufError, ModelError, OutOfMemory
 from pyggml.gguf import Override, open_gguf, parse_override
 from pyggml.llama.batch import Batch
 from pyggml.llama.loader import LoadCancelled, Model, ModelParams, load_model
+from pyggml.llama.memory_lock import MemoryLock
 from pyggml.tensor import Tensor
 
 IDS = [1, 2, 3, 250, 17]
@@ -250,23 +251,45 @@ class CountingBufferType(RefBufferType):
 
 
 @pytest.mark.parametrize(
-    ("load_mode", "maps"),
-    [("auto", True), ("mmap", True), ("none", False), ("mlock", False), ("mmap+mlock", True)],
+    ("load_mode", "maps", "locks"),
+    [
+        ("auto", True, False),
+        ("mmap", True, False),
+        ("none", False, False),
+        ("mlock", False, True),
+        ("mmap+mlock", True, True),
+    ],
 )
-def test_every_load_mode_gives_the_same_model(tmp_path: Path, load_mode: str, maps: bool) -> None:
+def test_every_load_mode_gives_the_same_model(
+    tmp_path: Path, load_mode: str, maps: bool, locks: bool
+) -> None:
     path = write_tiny(tmp_path / "m.gguf", "llama", omit=("output",))
     expected = logits(load_model(path, devices=[DEVICE]))
     device = Mapping()
-    with_close = load_model(path, ModelParams(load_mode=load_mode), devices=[device])
-    total = with_close.nbytes
+    model = load_model(path, ModelParams(load_mode=load_mode), devices=[device])
+    total = model.nbytes
     if maps:
         assert device.allocated == 0 and total <= device.mapped < total + 2048
     else:
         # a tied output is loaded a second time, as it may need another layout
-        twice = with_close.gguf.tensors["token_embd.weight"].nbytes
+        twice = model.gguf.tensors["token_embd.weight"].nbytes
         assert device.mapped == 0 and total + twice <= device.allocated < total + twice + 2048
-    np.testing.assert_array_equal(logits(with_close), expected)
-    with_close.close()
+    # the system may refuse to lock
+    assert model.lock.nbytes in ((0, device.mapped + device.allocated) if locks else (0,))
+    np.testing.assert_array_equal(logits(model), expected)
+    model.close()
+    assert model.lock.nbytes == 0
+
+
+def test_memory_that_cannot_be_locked_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    lock = MemoryLock()
+    lock.lock(4096, 1 << 60)
+    lock.lock(4096, 1 << 60)
+    lock.lock(0, 0)
+    assert lock.nbytes == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "raise the limit with `ulimit -l`" in caplog.text
+    lock.release()
 
 
 def test_a_device_without_mapping_turns_auto_off(tmp_path: Path) -> None:
