@@ -17,6 +17,7 @@ from pyggml.backends.cpu.memory import (
     as_bytes,
     at_address,
     reserve,
+    zero,
 )
 from pyggml.backends.cpu.panels import LAYOUTS, ROWS, PanelLayout
 from pyggml.backends.cpu.pool import ENTRY_POINTS
@@ -46,7 +47,10 @@ class HostBuffer(Buffer):
 
     def clear(self, value: int = 0) -> None:
         assert self._memory is not None
-        self._memory.fill(value)
+        if value:
+            self._memory.fill(value)
+        else:
+            zero(self._memory)
 
     def copy(self, src: Tensor, dst: Tensor) -> bool:
         source = buffer_of(src)
@@ -185,7 +189,10 @@ class RepackBuffer(Buffer):
 
     def clear(self, value: int = 0) -> None:
         assert self._memory is not None
-        self._memory.fill(value)
+        if value:
+            self._memory.fill(value)
+        else:
+            zero(self._memory)
 
     def free(self) -> None:
         self._memory = None

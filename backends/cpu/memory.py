@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,18 @@ def aligned_words(n: int) -> npt.NDArray[np.int64]:
 
 def reserve(nbytes: int) -> Bytes:
     """Zeroed memory on page boundaries; the system provides a page when it is first touched."""
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=private), np.uint8)
+
+
+def zero(memory: Bytes) -> None:
+    """Zero memory that `reserve` gave; where possible by handing its pages back."""
+    pages = memory.base.obj if isinstance(memory.base, memoryview) else None
+    if isinstance(pages, mmap.mmap) and sys.platform == "linux":
+        # Linux gives private pages that are touched again as zeros: an unused cache stays free
+        pages.madvise(mmap.MADV_DONTNEED)
+    else:
+        memory.fill(0)
 
 
 def at_address(address: int, nbytes: int) -> Bytes:
