@@ -10,6 +10,11 @@ the scales of 8 rows are one vector. A panel is read from front to back, in *uni
     Q5_0       64    352  f16 d[2][8], 2 x (u8 h[8][4], q[4][8][4])
     Q5_1       32    192  f16 d[8], m[8], u8 h[8][4], q[4][8][4]
     Q8_0       64    544  f16 d[2][8], 2 x i8 q[8][8][4]
+    IQ4_NL     64    288  as Q4_0
+    MXFP4      32    160  f32 d[8], u8 q[4][8][4]
+    Q2_K      256    672  f16 d[8], dmin[8], u8 scale and min[4][8][4], q[2][8][8][4]
+    Q3_K      256    928  i8 scale[4][8][4], u8 h[8][8][4], q[2][8][8][4], f16 d[8], 16 unused
+    IQ4_XS    256   1120  f16 d[8], 16 unused, i8 scale[2][8][4], u8 q[8][4][8][4]
     Q4_K      256   1184  f16 d[8], dmin[8], u8 scale[2][8][4], min[2][8][4], q[4][8][8][4]
     Q5_K      256   1440  the same with u8 h[8][8][4] before q
     Q6_K      256   1696  i8 scale[4][8][4], 16 x u8 (ql, ql + 32, qh)[3][8][4], f16 d[8], 16 unused
@@ -86,6 +91,11 @@ LAYOUTS: dict[GGMLType, PanelLayout] = {
     GGMLType.Q5_0: PanelLayout(64, 352, _q8_zero(16)),
     GGMLType.Q5_1: PanelLayout(32, 192, _Q8),
     GGMLType.Q8_0: PanelLayout(64, 544, _q8_zero(128)),
+    GGMLType.IQ4_NL: PanelLayout(64, 288, _q8_zero(128)),
+    GGMLType.MXFP4: PanelLayout(32, 160, _q8_zero(128)),
+    GGMLType.Q2_K: PanelLayout(256, 672, _Q8K),
+    GGMLType.Q3_K: PanelLayout(256, 928, _Q8K),
+    GGMLType.IQ4_XS: PanelLayout(256, 1120, _Q8K),
     GGMLType.Q4_K: PanelLayout(256, 1184, _Q8K),
     GGMLType.Q5_K: PanelLayout(256, 1440, _Q8K),
     GGMLType.Q6_K: PanelLayout(256, 1696, _Q8K),

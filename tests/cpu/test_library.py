@@ -11,6 +11,7 @@ from cpu_products import Products, random_columns, random_weights
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cpu.library import KernelLibrary
 from pyggml.backends.cpu.object_file import read_object, write_object
+from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.backends.cpu.target import Target
 from pyggml.dtypes import GGMLType as T
 
@@ -124,9 +125,7 @@ def test_every_cpu_computes_the_same_bits(type) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "type", [T.Q4_0, T.Q5_0, T.Q5_1, T.Q4_K, T.Q5_K, T.Q6_K, T.BF16], ids=lambda t: t.label
-)
+@pytest.mark.parametrize("type", [*LAYOUTS, T.F32, T.BF16], ids=lambda t: t.label)
 def test_every_cpu_computes_the_same_bits_of_more_types(type) -> None:
     test_every_cpu_computes_the_same_bits(type)
 

@@ -55,18 +55,18 @@ class V:
     def __xor__(self, other: V | int) -> V:
         return self._same(self.b.xor(self.value, self._operand(other)))
 
-    def __lshift__(self, n: int) -> V:
-        return self._same(self.b.shl(self.value, self._operand(n))) if n else self
+    def __lshift__(self, n: V | int) -> V:
+        return self._same(self.b.shl(self.value, self._operand(n)))
 
     def __rshift__(self, n: int) -> V:
         shift = self.b.ashr if self.vec.is_signed else self.b.lshr
-        return self._same(shift(self.value, self._operand(n))) if n else self
+        return self._same(shift(self.value, self._operand(n)))
 
     def __add__(self, other: V) -> V:
         add = self.b.fadd if self.vec.is_float else self.b.add
         return self._same(add(self.value, self._operand(other)))
 
-    def __sub__(self, other: V) -> V:
+    def __sub__(self, other: V | int) -> V:
         sub = self.b.fsub if self.vec.is_float else self.b.sub
         return self._same(sub(self.value, self._operand(other)))
 
@@ -76,6 +76,16 @@ class V:
 
     def __neg__(self) -> V:
         return self._same(self.b.fneg(self.value))
+
+    def constant(self, n: int) -> V:
+        """A vector of the same type with n in every lane."""
+        return self._same(self._operand(n))
+
+    def if_less(self, limit: int, then: V, other: V) -> V:
+        """Lanes of `then` where self < limit, of `other` elsewhere."""
+        compare = self.b.icmp_signed if self.vec.is_signed else self.b.icmp_unsigned
+        is_less = compare("<", self.value, self._operand(limit))
+        return then._same(self.b.select(is_less, then.value, other.value))
 
     def fma(self, factor: V, addend: V) -> V:
         """self * factor + addend, rounded once."""
@@ -115,6 +125,20 @@ class V:
         negative = self.b.icmp_signed("<", s.value, self._operand(0))
         flipped = self.b.sub(self._operand(0), self.value)
         return self._same(self.b.select(negative, flipped, self.value))
+
+    def lookup(self, table: Sequence[int]) -> V:
+        """Entries of a table of 16 bytes at these indices (bytes of 0...15); vpshufb."""
+        entries = [v & 0xFF for v in table]
+        if HAS_AVX2 and self.vec.lanes in (32, 64):
+            wide = "avx2.pshuf.b" if self.vec.lanes == 32 else "avx512.pshuf.b.512"
+            repeated = ir.Constant(self.vec.ir, entries * (self.vec.lanes // 16))
+            args = [repeated, self.value]
+            return self._same(call_ir(self.b, f"llvm.x86.{wide}", self.vec.ir, args))
+        found = self._operand(entries[0])
+        for i, entry in enumerate(entries[1:], 1):
+            is_it = self.b.icmp_unsigned("==", self.value, self._operand(i))
+            found = self.b.select(is_it, self._operand(entry), found)
+        return self._same(found)
 
     def store(self, address: Any) -> None:
         pointer = self.b.inttoptr(address, self.vec.ir.as_pointer())

@@ -20,6 +20,7 @@ from pyggml.backends.cpu.kernels.access import (
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
 from pyggml.backends.cpu.kernels.simd import (
     I16,
+    I32,
     I64,
     Typed,
     Vec,
@@ -66,9 +67,18 @@ class Rows:
         """One word of each row."""
         b, value = self.b, ir.Constant(_WORDS8.ir, ir.Undefined)
         for i, r in enumerate(self.rows):
-            word = load_ir(b, at(b, r, offset), ir.IntType(32))
-            value = b.insert_element(value, word, ir.Constant(ir.IntType(32), i))
+            word = load_ir(b, at(b, r, offset), I32)
+            value = b.insert_element(value, word, ir.Constant(I32, i))
         return V(b, _WORDS8, value)
+
+    def byte(self, offset: int) -> V:
+        """One byte of each row, as a word."""
+        b, vec = self.b, Vec("u32", 8)
+        value = ir.Constant(vec.ir, ir.Undefined)
+        for i, r in enumerate(self.rows):
+            byte = b.zext(load_ir(b, at(b, r, offset), ir.IntType(8)), I32)
+            value = b.insert_element(value, byte, ir.Constant(I32, i))
+        return V(b, vec, value)
 
     def store_halfs(self, offset: int, to: int) -> None:
         """A half of each row, to the unit's scales."""
@@ -76,7 +86,7 @@ class Rows:
         value = ir.Constant(vec.ir, ir.Undefined)
         for i, r in enumerate(self.rows):
             half = load_ir(b, at(b, r, offset), I16)
-            value = b.insert_element(value, half, ir.Constant(ir.IntType(32), i))
+            value = b.insert_element(value, half, ir.Constant(I32, i))
         V(b, vec, value).store(at(b, self.scales, to))
 
     def store(self, vectors: Sequence[V], to: int) -> None:
@@ -122,6 +132,44 @@ def _q8_0(rows: Rows) -> None:
     rows.store(rows.words(2, 8), 0)
 
 
+def _mxfp4(rows: Rows) -> None:
+    """Scales 2**(e - 128) as floats; e < 2 gives subnormal numbers."""
+    e = rows.byte(0)
+    e.if_less(2, e.constant(0x200000) << e, (e - 1) << 23).store(rows.scales)
+    rows.store(rows.words(1, 4), 0)
+
+
+def _q2_k(rows: Rows) -> None:
+    rows.store_halfs(80, 0)
+    rows.store_halfs(82, 16)
+    rows.store([*rows.words(0, 4), *rows.words(16, 16)], 0)
+
+
+def _q3_k(rows: Rows) -> None:
+    low_a, low_b, high = (rows.word(96 + 4 * i).cast("u32") for i in range(3))
+    scales = [low_a, low_b, low_a >> 4, low_b >> 4]
+    scales = [(s & 0x0F0F0F0F) | ((high >> 2 * i & 0x03030303) << 4) for i, s in enumerate(scales)]
+    signed = [s.cast("u8") - 32 for s in scales]
+    rows.store([*signed, *rows.words(0, 8), *rows.words(32, 16)], 0)
+    rows.store_halfs(108, 896)
+
+
+def _iq4_xs(rows: Rows) -> None:
+    rows.store_halfs(0, 0)
+    # 8 scales of 6 bits: nibbles in 4 bytes, and pairs of bits in the half before them
+    first, low = rows.word(0).cast("u32"), rows.word(4).cast("u32")
+    high = first >> 16
+    scales = []
+    for i in range(2):
+        four = low.constant(0)
+        for j in range(4):
+            sub = 4 * i + j
+            value = (low >> 4 * sub & 15) | ((high >> 2 * sub & 3) << 4)
+            four = four | (value << 8 * j)
+        scales.append(four.cast("u8") - 32)
+    rows.store([*scales, *rows.words(8, 32)], 0)
+
+
 def _k_scales(rows: Rows) -> list[V]:
     """The 6-bit scales and minimums of Q4_K and Q5_K as bytes: scales 0-3, 4-7, minimums."""
     # the block starts with d and dmin, which make the first word
@@ -162,12 +210,17 @@ BLOCKS: dict[GGMLType, Callable[[Rows], None]] = {
     GGMLType.Q5_0: _q5_0,
     GGMLType.Q5_1: _q5_1,
     GGMLType.Q8_0: _q8_0,
+    GGMLType.IQ4_NL: _q4_0,
+    GGMLType.MXFP4: _mxfp4,
+    GGMLType.Q2_K: _q2_k,
+    GGMLType.Q3_K: _q3_k,
+    GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
 }
-# Where the quants (or, of K types, all but the halfs) start in a unit.
-QUANTS_AT = {GGMLType.Q4_K: 32, GGMLType.Q5_K: 32, GGMLType.Q6_K: 0}
+# Where all that `Rows.store` writes starts in a unit, if not after 32 bytes of halfs.
+STORED_AT = {GGMLType.Q3_K: 0, GGMLType.Q6_K: 0}
 
 
 def _block_operation(type: GGMLType) -> Any:
@@ -200,7 +253,7 @@ def panel_packer(type: GGMLType) -> Any:
     file_bytes = type.type_size
     unit_bytes = LAYOUTS[type].nbytes
     per_unit = LAYOUTS[type].values // type.block_size
-    quants_at = QUANTS_AT.get(type, 32)
+    quants_at = STORED_AT.get(type, 32)
     quants_bytes = (unit_bytes - quants_at) // per_unit
     zero_halfs = _zero_halfs()
 

@@ -5,8 +5,8 @@ dot product of a block, then one chain of float32 fma over the blocks. So result
 the number of columns, the tile's shape or the instructions used.
 
 Without VNNI dot products are collected in i16: |sum| <= n * 2 * q * 127 for n products of quants
-up to q. That is 30480 for 8 of 4 bits, 31496 for 4 of 5 bits, 32004 for 2 of 6 bits and 32512 for
-one of 8 bits: the `limit` of `Dots`.
+up to q. The `limit` of `Dots` is an n for which it fits: 14224 for 8 of 3 bits, 30480 for 8 of 4
+bits, 31496 for 4 of 5 bits, 32004 for 2 of 6 bits and 32512 for one of 8 bits.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class Tile:
         """A half of each row, as f32."""
         h = self._weights(Vec("f16", 8), offset)
         return V(self.b, Vec("f32", self.rows), half_to_float(self.b, h.value))
+
+    def floats(self, offset: int) -> V:
+        """A float of each row."""
+        return self._weights(Vec("f32", 8), offset)
 
     # ------------------------------------------------------------ activations, repeated per row
     def block(self, index: int) -> list[Any]:
@@ -135,6 +139,13 @@ class Dots:
         sizes = quants.absolute().cast("u8")
         self.sums = [multiply_pairs(sizes, y) for y in ys]
         self._widen()
+
+    def add_listed(self, nibbles: V, table: Sequence[int], offset: int) -> None:
+        """Signed quants from a table of 16; with VNNI shifted by 128, which is to be taken back."""
+        if HAS_VNNI:
+            self.add(nibbles.lookup([v + 128 for v in table]), offset)
+        else:
+            self.add_signed(nibbles.lookup(table).cast("i8"), offset)
 
     def _widen(self) -> None:
         factor = _ones(self.sums[0]) if self.scale is None else _twice(self.scale)
@@ -224,6 +235,33 @@ def q8_0(tile: Tile, acc: list[V]) -> list[V]:
     return acc
 
 
+IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _listed(tile: Tile, ys: Sequence[Any], at: int, table: Sequence[int]) -> list[V]:
+    """Dots of a block of 4-bit indices into a table."""
+    dots = Dots(tile, ys, 1, start=4 if HAS_VNNI else None)
+    for c in range(4):
+        q = tile.quants(at + 32 * c)
+        dots.add_listed(q & 15, table, 8 + 4 * c)
+        dots.add_listed(q >> 4, table, 24 + 4 * c)
+    return dots.finish()
+
+
+def iq4_nl(tile: Tile, acc: list[V]) -> list[V]:
+    for i in range(2):
+        ys = tile.block(i)
+        dots = _listed(tile, ys, 32 + 128 * i, IQ4_TABLE)
+        acc = _scaled(tile, acc, dots, tile.halfs(16 * i), ys)
+    return acc
+
+
+def mxfp4(tile: Tile, acc: list[V]) -> list[V]:
+    ys = tile.block(0)
+    return _scaled(tile, acc, _listed(tile, ys, 32, MXFP4_TABLE), tile.floats(0), ys)
+
+
 # ---------------------------------------------------------------- blocks of 256
 SUMS16, SUMS32, QUANTS = 16, 48, 64  # offsets in a q8_K block
 
@@ -245,7 +283,7 @@ def _times_sums(tile: Tile, words: Sequence[tuple[V, V]], sums: int) -> list[V]:
 def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
     ys, total = tile.block(0), list[V]()
     for sub in range(8):
-        scale = tile.words(32 + 32 * (sub // 4)) >> 8 * (sub % 4) & 0xFF
+        scale = _byte(tile.words(32 + 32 * (sub // 4)), sub % 4)
         dots = Dots(tile, ys, 8 if fifth is None else 4, scale)
         for c in range(8):
             q = tile.quants(quants + 256 * (sub // 2) + 32 * c)
@@ -256,9 +294,8 @@ def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
         total = _added(total, dots.finish())
         keep_order(tile.b)
     acc = _scaled(tile, acc, total, tile.halfs(0), ys)
-    minimums = [tile.words(96), tile.words(128)]
-    words = [((m & 0xFF00FF).cast("i16"), (m >> 8 & 0xFF00FF).cast("i16")) for m in minimums]
-    return _scaled(tile, acc, _times_sums(tile, words, SUMS32), -tile.halfs(16), ys)
+    minimums = [_byte_pairs(tile.words(at)) for at in (96, 128)]
+    return _scaled(tile, acc, _times_sums(tile, minimums, SUMS32), -tile.halfs(16), ys)
 
 
 def q4_k(tile: Tile, acc: list[V]) -> list[V]:
@@ -267,6 +304,92 @@ def q4_k(tile: Tile, acc: list[V]) -> list[V]:
 
 def q5_k(tile: Tile, acc: list[V]) -> list[V]:
     return _k45(tile, acc, 160, 416)
+
+
+def _byte(words: V, i: int) -> V:
+    """Byte i of each word, unsigned."""
+    return words >> 8 * i & 0xFF
+
+
+def _signed_byte(words: V, i: int) -> V:
+    return words << (24 - 8 * i) >> 24
+
+
+def _byte_pairs(words: V) -> tuple[V, V]:
+    """Bytes 0 and 2, and 1 and 3, as i16."""
+    return (words & 0xFF00FF).cast("i16"), (words >> 8 & 0xFF00FF).cast("i16")
+
+
+def _signed_pairs(words: V) -> tuple[V, V]:
+    pairs = words.cast("i16")
+    return pairs << 8 >> 8, pairs >> 8
+
+
+def _less(sums: list[V], offsets: list[V], shift: int) -> list[V]:
+    """sums - offsets * 2**shift: quants are stored without their sign."""
+    return [s - (o << shift) for s, o in zip(sums, offsets, strict=True)]
+
+
+def _sixteens(
+    tile: Tile, limit: int, scale: Callable[[int], V], quants: Callable[[int, int, int], V]
+) -> list[V]:
+    """Scaled dots of 16 sub-blocks; quants(half, group, c): 4 values of each row, which are
+    values 128 * half + 32 * group + 4 * c and the following."""
+    total = list[V]()
+    for half in range(2):
+        for part in range(2):
+            for group in range(4):
+                dots = Dots(tile, tile.block(0), limit, scale(8 * half + 2 * group + part))
+                for c in range(4 * part, 4 * part + 4):
+                    dots.add(quants(half, group, c), QUANTS + 128 * half + 32 * group + 4 * c)
+                total = _added(total, dots.finish())
+                keep_order(tile.b)
+    return total
+
+
+def q2_k(tile: Tile, acc: list[V]) -> list[V]:
+    def scale(sub: int) -> V:
+        return _byte(tile.words(32 + 32 * (sub // 4)), sub % 4) & 15
+
+    def quants(half: int, group: int, c: int) -> V:
+        return tile.quants(160 + 256 * half + 32 * c) >> 2 * group & 3
+
+    ys = tile.block(0)
+    acc = _scaled(tile, acc, _sixteens(tile, 8, scale, quants), tile.halfs(0), ys)
+    minimums = [tile.words(32 + 32 * i) >> 4 & 0x0F0F0F0F for i in range(4)]
+    sums = _times_sums(tile, [_byte_pairs(m) for m in minimums], SUMS16)
+    return _scaled(tile, acc, sums, -tile.halfs(16), ys)
+
+
+def q3_k(tile: Tile, acc: list[V]) -> list[V]:
+    def scale(sub: int) -> V:
+        return _signed_byte(tile.words(32 * (sub // 4)), sub % 4)
+
+    def quants(half: int, group: int, c: int) -> V:
+        high = tile.quants(128 + 32 * c) >> (4 * half + group) & 1
+        return tile.quants(384 + 256 * half + 32 * c) >> 2 * group & 3 | high << 2
+
+    total = _sixteens(tile, 8, scale, quants)
+    scales = [_signed_pairs(tile.words(32 * i)) for i in range(4)]
+    dots = _less(total, _times_sums(tile, scales, SUMS16), 2)
+    return _scaled(tile, acc, dots, tile.halfs(896), tile.block(0))
+
+
+def iq4_xs(tile: Tile, acc: list[V]) -> list[V]:
+    ys, total = tile.block(0), list[V]()
+    for sub in range(8):
+        scale = _signed_byte(tile.words(32 + 32 * (sub // 4)), sub % 4)
+        dots = Dots(tile, ys, 1, scale)
+        for c in range(4):
+            q = tile.quants(96 + 128 * sub + 32 * c)
+            dots.add_listed(q & 15, IQ4_TABLE, QUANTS + 32 * sub + 4 * c)
+            dots.add_listed(q >> 4, IQ4_TABLE, QUANTS + 32 * sub + 16 + 4 * c)
+        total = _added(total, dots.finish())
+        keep_order(tile.b)
+    if HAS_VNNI:  # the table's entries were shifted by 128
+        scales = [_signed_pairs(tile.words(32 + 32 * i)) for i in range(2)]
+        total = _less(total, _times_sums(tile, scales, SUMS32), 7)
+    return _scaled(tile, acc, total, tile.halfs(0), ys)
 
 
 def _six_bits(tile: Tile, at: int, group: int) -> V:
@@ -278,23 +401,16 @@ def _six_bits(tile: Tile, at: int, group: int) -> V:
 
 
 def q6_k(tile: Tile, acc: list[V]) -> list[V]:
-    ys, total = tile.block(0), list[V]()
-    for half in range(2):
-        for part in range(2):
-            for group in range(4):
-                sub = 8 * half + 2 * group + part
-                scale = tile.words(32 * (sub // 4)) << (24 - 8 * (sub % 4)) >> 24
-                dots = Dots(tile, ys, 2, scale)
-                for c in range(4 * part, 4 * part + 4):
-                    q = _six_bits(tile, 128 + 96 * (8 * half + c), group)
-                    dots.add(q, QUANTS + 128 * half + 32 * group + 4 * c)
-                total = _added(total, dots.finish())
-                keep_order(tile.b)
-    scales = [tile.words(32 * i).cast("i16") for i in range(4)]  # each of 4 sub-blocks
-    words = [(s << 8 >> 8, s >> 8) for s in scales]
-    offsets = _times_sums(tile, words, SUMS16)
-    centred = [t - (o << 5) for t, o in zip(total, offsets, strict=True)]
-    return _scaled(tile, acc, centred, tile.halfs(1664), ys)
+    def scale(sub: int) -> V:
+        return _signed_byte(tile.words(32 * (sub // 4)), sub % 4)
+
+    def quants(half: int, group: int, c: int) -> V:
+        return _six_bits(tile, 128 + 96 * (8 * half + c), group)
+
+    total = _sixteens(tile, 2, scale, quants)
+    scales = [_signed_pairs(tile.words(32 * i)) for i in range(4)]
+    dots = _less(total, _times_sums(tile, scales, SUMS16), 5)
+    return _scaled(tile, acc, dots, tile.halfs(1664), tile.block(0))
 
 
 Body = Callable[[Tile, list[V]], list[V]]
@@ -304,6 +420,11 @@ BODIES: dict[GGMLType, Body] = {
     GGMLType.Q5_0: q5_0,
     GGMLType.Q5_1: q5_1,
     GGMLType.Q8_0: q8_0,
+    GGMLType.IQ4_NL: iq4_nl,
+    GGMLType.MXFP4: mxfp4,
+    GGMLType.Q2_K: q2_k,
+    GGMLType.Q3_K: q3_k,
+    GGMLType.IQ4_XS: iq4_xs,
     GGMLType.Q4_K: q4_k,
     GGMLType.Q5_K: q5_k,
     GGMLType.Q6_K: q6_k,
