@@ -128,7 +128,8 @@ def test_others_may_not(seq_ids: list[tuple[int, ...]]) -> None:
 
 
 def test_the_past_is_not_asked_for_without_need() -> None:
-    batch([0, 0], [(0,), (1,)]).check_shared({}.__getitem__)
+    nothing: dict[int, str] = {}
+    batch([0, 0], [(0,), (1,)]).check_shared(nothing.__getitem__)
 
 
 # ---------------------------------------------------------------- ubatches

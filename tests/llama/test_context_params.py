@@ -45,7 +45,7 @@ def test_mistakes_name_the_flag(given: dict[str, Any], message: str) -> None:
         ({"n_batch": 100, "n_ubatch": 7}, 4096, 100, 7),
     ],
 )
-def test_sizes(given: dict[str, int], n_ctx: int, n_batch: int, n_ubatch: int) -> None:
+def test_sizes(given: dict[str, Any], n_ctx: int, n_batch: int, n_ubatch: int) -> None:
     params = ContextParams(**given).resolved(hparams(), 3)
     assert (params.n_ctx, params.n_batch, params.n_ubatch) == (n_ctx, n_batch, n_ubatch)
 

@@ -97,7 +97,7 @@ def test_the_vocabulary_counts_its_tokens(tmp_path: Path) -> None:
         ({"rope__scaling__factor": 0.0}, 1.0),
     ],
 )
-def test_rope_factor(tmp_path: Path, given: dict[str, float], scale: float) -> None:
+def test_rope_factor(tmp_path: Path, given: dict[str, Any], scale: float) -> None:
     assert read(tmp_path, **given).rope.freq_scale == scale
 
 
@@ -151,7 +151,11 @@ def test_which_layers_have_a_window(tmp_path: Path, pattern: Any, is_swa: list[i
 
 
 def test_layers_with_a_window_rotate_in_their_own_way(tmp_path: Path) -> None:
-    window = {"attention__sliding_window": 16, "rope__freq_base": 1e6, "rope__scaling__factor": 8.0}
+    window: dict[str, Any] = {
+        "attention__sliding_window": 16,
+        "rope__freq_base": 1e6,
+        "rope__scaling__factor": 8.0,
+    }
     swa = read(tmp_path, "gemma3", **window).rope_swa
     assert swa is not None and (swa.freq_base, swa.freq_scale) == (1e4, 1.0)
     swa = read(tmp_path, "gemma3", rope__freq_base_swa=2e4, **window).rope_swa

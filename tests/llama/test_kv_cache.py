@@ -219,15 +219,15 @@ def test_a_token_sees_the_past_of_its_first_sequence(
         for i in np.flatnonzero(cache.cells.pos >= 0)
     }
     n = len(tokens)
-    pos = np.array([p for p, _ in tokens], np.int32)
-    ubatch = Ubatch(np.zeros(n, np.int32), pos, tuple(tuple(s) for _, s in tokens), pos[:0])
-    hidden = cache.mask(ubatch, 14)
+    positions = np.array([p for p, _ in tokens], np.int32)
+    seq_ids = tuple(tuple(ids) for _, ids in tokens)
+    hidden = cache.mask(Ubatch(np.zeros(n, np.int32), positions, seq_ids, positions[:0]), 14)
     assert hidden.shape == (n, 14)
-    for row, (p, seqs) in zip(hidden, tokens, strict=True):
+    for row, (p, ids) in zip(hidden, tokens, strict=True):
         seen = {
             i
             for i, (cell_pos, cell_seqs) in cells.items()
-            if seqs[0] in cell_seqs and cell_pos <= p and (not n_swa or p - cell_pos < n_swa)
+            if ids[0] in cell_seqs and cell_pos <= p and (not n_swa or p - cell_pos < n_swa)
         }
         assert set(np.flatnonzero(~row)) == seen
 
