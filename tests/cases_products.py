@@ -14,7 +14,7 @@ PRODUCTS = tuple(t for t in CODECS if t not in (T.Q8_1, T.Q8_K))
 EXACT_PRODUCTS = (F32, F16, BF16)
 CPU_PRODUCTS = (
     *(F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0),
-    *(T.Q4_K, T.Q5_K, T.Q6_K),
+    *(T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS, T.MXFP4),
 )
 
 
