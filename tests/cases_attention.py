@@ -156,9 +156,7 @@ def _flash() -> Iterator[Case]:
             params = p.FlashAttnParams(**{"scale": dk**-0.5, **options})
             return b.flash_attn_ext(q, k, v, mask, params, x(n_head) if sinks else None)
 
-        quantized = kv not in (F32, F16, BF16)
-
-        return Case(f"flash-{name}", make, tolerance, ggml=2e-5, cpu=not quantized)
+        return Case(f"flash-{name}", make, tolerance, ggml=2e-5)
 
     for name, shape in FLASH_SHAPES.items():
         yield case(name, shape)
@@ -174,7 +172,7 @@ def _flash() -> Iterator[Case]:
         yield case(f"{name}-alibi", shape, max_bias=8.0)
         yield case(f"{name}-sequences", shape, n_seq=2)
         yield case(f"{name}-sharp", shape, scale=30.0, tolerance=1e-10)
-    for type in (BF16, T.Q8_0, T.Q4_0):
+    for type in (BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1):
         yield case(f"tile-{type.label}", tile, kv=type)
 
 

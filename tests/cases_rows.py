@@ -34,6 +34,9 @@ CPU_ROWS = (
 )
 
 
+CPU_WRITES = (F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
+
+
 def _get_rows() -> Iterator[Case]:
     for type in (I32, *(t for t in CODECS if t not in (T.Q8_1, T.Q8_K))):
         width = 512 if type.block_size > 64 else 128
@@ -73,8 +76,16 @@ def _set_rows() -> Iterator[Case]:
                     x(w, 13, type=t), x(w, 5), x.distinct(5, high=13, type=i)
                 ),
                 tolerance=0,
-                cpu=type in (F32, F16, BF16),
+                cpu=type in CPU_WRITES,
             )
+    for type in (T.Q8_0, T.Q5_0, T.Q4_0):
+        yield Case(
+            f"set_rows-zeros-{type.label}",
+            lambda x, t=type: b.set_rows(
+                x(64, 4, type=t), x(64, 2, scale=0.0), x.distinct(2, high=4, type=I64)
+            ),
+            0,
+        )
     for type in (F32, F16, BF16):
         yield Case(
             f"set_rows-single-{type.label}",  # the transposed V cache
@@ -153,10 +164,8 @@ def _copies() -> Iterator[Case]:
     yield Case("cont-q4_0", lambda x: b.cont(b.permute(x(32, 7, 4, type=T.Q4_0), 0, 2, 1, 3)), 0)
     yield Case("dup", lambda x: node(Op.DUP, b.transpose(x(12, 7))), 0)
     for type in (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0):
-        yield Case(f"cast-f32-{type.label}", lambda x, t=type: b.cast(x(64, 3), t), cpu=False)
-        yield Case(
-            f"cast-{type.label}-f32", lambda x, t=type: b.cast(x(64, 3, type=t), F32), cpu=False
-        )
+        yield Case(f"cast-f32-{type.label}", lambda x, t=type: b.cast(x(64, 3), t), 0)
+        yield Case(f"cast-{type.label}-f32", lambda x, t=type: b.cast(x(64, 3, type=t), F32), 0)
 
 
 def _joins() -> Iterator[Case]:

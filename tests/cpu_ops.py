@@ -12,12 +12,19 @@ from pyggml.backends.cpu.device import CpuBackend, CpuDevice
 from pyggml.backends.cpu.lowering import PlanContext, Step, find_lowering
 
 DEVICE = CpuDevice()
-ON_CPU = [case for case in CASES if case.cpu]
 
 
 def placed(case: Case) -> Placed:
     """The case in the backend's memory."""
     return place(case, DEVICE.buffer_type())
+
+
+def supports(case: Case) -> bool:
+    """Whether the backend has every operation of a case."""
+    return all(DEVICE.supports_op(t) for t in placed(case).graph.nodes)
+
+
+ON_CPU = [case for case in CASES if supports(case)]
 
 
 def steps(found: Placed) -> Iterator[Step]:

@@ -110,7 +110,7 @@ class Case:
     build: Make = field(repr=False)
     tolerance: float = 1e-13  # the CPU backend: a few roundings of float32
     ggml: float = AGREES  # real ggml
-    cpu: bool = True  # whether the CPU backend has it
+    cpu: bool = True  # whether the CPU backend must have it
     missing: str = ""  # why real ggml is not asked
     since: str = ""  # the first version of ggml that has it
     unordered: bool = False  # rows are sets of indices

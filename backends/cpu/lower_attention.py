@@ -65,6 +65,10 @@ TILE_ROWS = 96
 TILE_BYTES = 384 << 10  # what a tile may take of the second-level cache
 
 
+# Types of keys and values, in the order of kernels/stored_rows.py.
+KINDS = (T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """How attention is cut: rows that pass over the keys together, and segments of keys."""
@@ -101,7 +105,8 @@ def plan_tiles(node: Tensor, n_threads: int) -> Tiles:
     while pieces < n_threads and heads > 1:  # rows are independent: any cut gives the same bits
         heads = -(-heads // 2)
         pieces = count(heads, queries) * (segments if is_split else 1)
-    scratch = block_bytes + row_bytes * heads * queries
+    staged = 4 * BLOCK * dk  # keys of other types become float32 rows first
+    scratch = block_bytes + row_bytes * heads * queries + staged
     tiles = count(heads, queries)
     return Tiles(queries, heads, tiles, segments, is_split, record, scratch)
 
@@ -111,8 +116,7 @@ def _flash(node: Tensor) -> bool:
     assert q is not None and k is not None and v is not None
     return (
         q.type == node.type == T.F32
-        and k.type == v.type
-        and k.type in (T.F32, T.F16, T.BF16)
+        and {k.type, v.type} <= set(KINDS)
         and k.ne[0] % 8 == v.ne[0] % 8 == 0
         and all(t.has_contiguous_rows for t in (q, k, v, node))
     )
@@ -123,7 +127,7 @@ def lower_flash(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     params = node.params
     assert isinstance(params, FlashAttnParams)
     q, k, v, mask, sinks = (*node.src, None, None)[:5]
-    assert q is not None and k is not None
+    assert k is not None and v is not None
     tiles = plan_tiles(node, ctx.n_threads)
     m0, m1, n_low = alibi_params(node.ne[1], params.max_bias)
     cap = float(params.logit_softcap)
@@ -132,8 +136,10 @@ def lower_flash(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     numbers = (
         *(float(scale), m0, m1, cap, n_low),
         *(tiles.queries, tiles.heads, tiles.segments, split, tiles.record),
+        *(KINDS.index(k.type), KINDS.index(v.type)),
     )
-    kernel = f"attention_{k.type.name.lower()}"
+    direct = k.type == v.type and k.type in (T.F32, T.F16)
+    kernel = f"attention_{k.type.name.lower()}" if direct else "attention_any"
     if not tiles.is_split:
         yield Step(kernel, tiles.count, node, (q, k, v, mask, sinks), numbers, tiles.scratch)
         return

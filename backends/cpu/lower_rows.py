@@ -102,7 +102,9 @@ def lower_add_id(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     yield Step("add_id", row_chunks(ctx, node.nrows, node.ne[0]), node, (a, ids, b))
 
 
-WRITTEN = {T.F32: "f32", T.F16: "f16", T.BF16: "bf16"}
+# Types that the backend can quantize to while it computes.
+BLOCK_WRITES = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
+WRITTEN = (T.F32, T.F16, T.BF16, *BLOCK_WRITES)
 
 
 def _set_rows(node: Tensor) -> bool:
@@ -113,13 +115,13 @@ def _set_rows(node: Tensor) -> bool:
 def lower_set_rows(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     b, ids = node.src[:2]
     assert b is not None and ids is not None
-    kind, params = WRITTEN[node.type], (ids.type.type_size,)
+    kind, params = node.type.name.lower(), (ids.type.type_size,)
     single = b.ne[0] == 1 and b.ne[2] == b.ne[3] == 1 and b.nb[1] == 4
     if single:
         chunks = row_chunks(ctx, b.ne[1], 2)
         yield Step(f"set_elements_{kind}", chunks, node, (b, ids), params, scratch=4096)
     else:
-        chunks = row_chunks(ctx, b.nrows, b.ne[0])
+        chunks = row_chunks(ctx, b.nrows, 2 * b.ne[0])
         yield Step(f"set_rows_{kind}", chunks, node, (b, ids), params)
 
 
@@ -143,6 +145,9 @@ def copy_kernel(source: GGMLType, target: GGMLType) -> str | None:
     """Name of the kernel that converts elements; None: there is none."""
     if source == target:
         return f"copy_{source.type_size}" if source in NAMES else None
+    quantized_source = source in BLOCK_ROWS and target == T.F32
+    if quantized_source or (source == T.F32 and target in BLOCK_WRITES):
+        return f"copy_{source.name.lower()}_{target.name.lower()}"
     if source not in NAMES or target not in NAMES:
         return None
     if T.I32 in (source, target) and T.F32 not in (source, target):
@@ -160,6 +165,9 @@ def _copy(node: Tensor) -> bool:
     assert a is not None
     if a.type == node.type and _movable(a) and _movable(node):
         return a.ne == node.ne
+    if a.type.is_quantized or node.type.is_quantized:
+        rows = a.ne == node.ne and a.has_contiguous_rows and node.has_contiguous_rows
+        return rows and copy_kernel(a.type, node.type) is not None
     same_order = a.ne == node.ne or a.is_contiguous or node.is_contiguous
     return same_order and copy_kernel(a.type, node.type) is not None
 
@@ -180,7 +188,7 @@ def _lower_copy(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     """Elements in logical order; one of two different shapes must be packed."""
     a, target = node.src[0], node
     assert a is not None
-    if a.type.is_quantized:
+    if a.type == target.type and a.type.is_quantized:
         a, target = _pairs(a), _pairs(target)
     elif a.ne != target.ne and target.is_contiguous:
         target = window(target, a.ne, dense_strides(target.type, a.ne))
@@ -228,7 +236,7 @@ def _lower_sort(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     descending = not isinstance(node.params, SortParams) or node.params.descending
     cost = 4 * a.ne[0] * a.ne[0].bit_length()
     chunks = row_chunks(ctx, node.nrows, cost)
-    yield Step("argsort", chunks, node, (a,), (int(descending),), scratch=8 * a.ne[0])
+    yield Step("argsort", chunks, node, (a,), (int(descending),), scratch=12 * a.ne[0] + 64)
 
 
 for _op in (Op.ARGSORT, Op.TOP_K):

@@ -5,8 +5,9 @@ together. Keys are grouped in segments of fixed length: each gives a record (max
 per row, and the records are merged in order. So segments may be computed by different threads,
 and blocks without a visible key may be left out, without changing a bit of the result.
 
-Parameters of both kernels: scale, m0, m1, softcap; heads that use m0 (0: all slopes are 1), queries
-per tile, heads per tile, segments, whether a chunk is one segment of a tile, bytes per record.
+Parameters of both kernels: scale, m0, m1, softcap; heads that use m0 (0: all slopes are 1),
+queries per tile, heads per tile, segments, whether a chunk is one segment of a tile, bytes per
+record, types of keys and values (places in stored_rows.KINDS).
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from pyggml.backends.cpu.kernels.attention_tiles import (
     transpose_keys,
 )
 from pyggml.backends.cpu.kernels.norms import alibi_slope
-from pyggml.backends.cpu.kernels.rows import LANES, STORED, Row
+from pyggml.backends.cpu.kernels.rows import LANES, STORED, Row, apart, stay_apart
 from pyggml.backends.cpu.kernels.simd import load, store
+from pyggml.backends.cpu.kernels.stored_rows import read_any_row, row_reader
 
 ZERO, ONE = float32(0), float32(1)
 SEGMENT = 512  # keys
-N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD = 4, 5, 6, 7, 8, 9
+N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD, K_KIND, V_KIND = 4, 5, 6, 7, 8, 9, 10, 11
 
 copy_row = Row(lambda x, c: x[0], unroll=4).operation()
 fill_row = Row(lambda x, c: c[0], sources=(), unroll=4).operation()
@@ -118,7 +120,7 @@ def finish_record(node: int, record: int, query: int, head: int, sequence: int) 
 
 # ---------------------------------------------------------------- the mask
 @inline
-def mask_row(node: int, query: int, head: int, sequence: int) -> int:
+def mask_row(node: int, query: int, head: int, sequence: int) -> Any:
     """Address of a query's mask; 0: there is none."""
     mask = src_data(node, 3)
     if mask != 0:
@@ -127,9 +129,10 @@ def mask_row(node: int, query: int, head: int, sequence: int) -> int:
     return mask
 
 
-@inline
+@apart
 def sees_block(node: int, tile: Any, first: int, n_keys: int) -> bool:
     """Whether a query of the tile sees a key of a block; the last queries are asked first."""
+    stay_apart()
     query, n_queries, head, n_heads, _, sequence = tile
     if src_data(node, 3) == 0:
         return True
@@ -144,81 +147,146 @@ def sees_block(node: int, tile: Any, first: int, n_keys: int) -> bool:
     return False
 
 
-# ---------------------------------------------------------------- the kernels
-def _attention_kernel(name: str, key_type: str, value_type: str) -> None:
-    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments.
+# ---------------------------------------------------------------- keys and values
+@inline
+def padded(n: int) -> int:
+    """Channels rounded up to whole vectors."""
+    return (n + LANES - 1) // LANES * LANES
 
-    Scratch: queries, scores, keys, values, records of a segment, merged records.
-    """
-    load_keys = transpose_keys(STORED[key_type])
-    load_values = Row(lambda x, c: x[0], sources=(value_type,), unroll=4).operation()
+
+def _plain_loader(stored: str) -> Any:
+    """Keys and values of one plain type."""
+    load_keys, read_row = transpose_keys(STORED[stored]), row_reader(stored)
+
+    @apart
+    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int) -> None:
+        stay_apart()
+        _, _, keys, values, _, _, _ = places
+        dk, dv = src_ne(node, 1, 0), src_ne(node, 2, 0)
+        load_keys(keys, k, src_nb(node, 1, 1), dk, n_keys, 0)
+        for i in range(n_keys):
+            read_row(values + 4 * padded(dv) * i, v + i * src_nb(node, 2, 1), dv)
+
+    return load_pair
+
+
+def _any_loader() -> Any:
+    """Keys and values of any two types."""
+    load_keys = transpose_keys(STORED["f32"])
+
+    @apart
+    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int) -> None:
+        stay_apart()
+        _, _, keys, values, _, _, staged = places
+        dk, dv = src_ne(node, 1, 0), src_ne(node, 2, 0)
+        k_kind, v_kind = param_int(node, K_KIND), param_int(node, V_KIND)
+        for i in range(n_keys):
+            read_any_row(k_kind, staged + 4 * dk * i, k + i * src_nb(node, 1, 1), dk)
+            read_any_row(v_kind, values + 4 * padded(dv) * i, v + i * src_nb(node, 2, 1), dv)
+        load_keys(keys, staged, 4 * dk, dk, n_keys, 0)
+
+    return load_pair
+
+
+@inline
+def block_addresses(node: int, tile: Any, first: int) -> tuple[int, int]:
+    """Where the block's keys and values lie."""
+    _, _, _, _, head, sequence = tile
+    k = src_data(node, 1) + first * src_nb(node, 1, 1) + head * src_nb(node, 1, 2)
+    k += sequence // (src_ne(node, 0, 3) // src_ne(node, 1, 3)) * src_nb(node, 1, 3)
+    v = src_data(node, 2) + first * src_nb(node, 2, 1) + head * src_nb(node, 2, 2)
+    v += sequence // (src_ne(node, 0, 3) // src_ne(node, 2, 3)) * src_nb(node, 2, 3)
+    return k, v
+
+
+# ---------------------------------------------------------------- the kernels
+@inline
+def places_of(node: int, ith: int) -> tuple[int, int, int, int, int, int, int]:
+    """Scratch: queries, scores, keys, values, records of a segment, merged records, key rows."""
+    rows = param_int(node, QUERIES) * param_int(node, HEADS)
+    dk, step = src_ne(node, 1, 0), param_int(node, RECORD)
+    queries = scratch(node, ith)
+    scores = queries + 4 * dk * rows
+    keys = scores + 4 * BLOCK * rows
+    values = keys + 4 * BLOCK * dk
+    records = values + 4 * BLOCK * padded(src_ne(node, 2, 0))
+    merged = records + step * rows
+    return queries, scores, keys, values, records, merged, merged + step * rows
+
+
+@inline
+def copy_queries(node: int, tile: Any, queries: int) -> None:
+    """Rows in the order query, head."""
+    query, n_queries, head, n_heads, _, sequence = tile
+    dk = src_ne(node, 0, 0)
+    for r in range(n_queries * n_heads):
+        x = src_data(node, 0) + (query + r // n_heads) * src_nb(node, 0, 1)
+        x += (head + r % n_heads) * src_nb(node, 0, 2) + sequence * src_nb(node, 0, 3)
+        copy_row(queries + 4 * dk * r, x, 0, dk, ZERO, ZERO, ZERO, ZERO)
+
+
+@apart
+def attend_block(node: int, tile: Any, places: Any, records: int, first: int, n_keys: int) -> None:
+    """Scores, probabilities and outputs of a tile's rows for a block that is in its place."""
+    stay_apart()
+    query, n_queries, head, n_heads, _, sequence = tile
+    queries, scores, keys, values, _, _, _ = places
+    n_rows, step, n_low = n_queries * n_heads, param_int(node, RECORD), param_int(node, N_HEADS_M0)
+    scores_of_block(scores, queries, keys, src_ne(node, 1, 0), n_rows, 0)
+    for r in range(n_rows):
+        h = head + r % n_heads
+        mask = mask_row(node, query + r // n_heads, h, sequence)
+        if mask != 0:
+            mask += 2 * first
+        slope = ONE
+        if n_low != 0:
+            m0, m1 = float64(param_float(node, 1)), float64(param_float(node, 2))
+            slope = float32(alibi_slope(h, n_low, m0, m1))
+        row, scale, cap = scores + 4 * BLOCK * r, param_float(node, 0), param_float(node, 3)
+        probabilities_of_block(records + step * r, row, mask, n_keys, scale, slope, cap)
+    width = padded(src_ne(node, 2, 0))
+    outputs_of_block(records, step, scores, values, width, 256 * n_keys + n_rows)
+
+
+def _attention_kernel(name: str, load_pair: Any) -> None:
+    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments."""
 
     @inline
-    def load_block(node: int, tile: Any, first: int, n_keys: int, keys: int, values: int) -> None:
-        head, sequence, dk, dv = tile[4], tile[5], src_ne(node, 1, 0), src_ne(node, 2, 0)
-        padded = (dv + LANES - 1) // LANES * LANES
-        k = src_data(node, 1) + first * src_nb(node, 1, 1) + head * src_nb(node, 1, 2)
-        k += sequence // (src_ne(node, 0, 3) // src_ne(node, 1, 3)) * src_nb(node, 1, 3)
-        load_keys(keys, k, src_nb(node, 1, 1), dk, n_keys, 0)
-        v = src_data(node, 2) + first * src_nb(node, 2, 1) + head * src_nb(node, 2, 2)
-        v += sequence // (src_ne(node, 0, 3) // src_ne(node, 2, 3)) * src_nb(node, 2, 3)
-        for i in range(n_keys):
-            load_values(
-                values + 4 * padded * i, v + i * src_nb(node, 2, 1), 0, dv, ZERO, ZERO, ZERO, ZERO
-            )
+    def attend_segment(node: int, tile: Any, places: Any, records: int, segment: int) -> None:
+        """The records of one segment."""
+        n_rows, width = tile[1] * tile[3], padded(src_ne(node, 2, 0))
+        clear_records(records, param_int(node, RECORD), n_rows, width)
+        end = min((segment + 1) * SEGMENT, src_ne(node, 1, 1))
+        for first in range(segment * SEGMENT, end, BLOCK):
+            n_keys = min(BLOCK, end - first)
+            if sees_block(node, tile, first, n_keys):
+                k, v = block_addresses(node, tile, first)
+                load_pair(node, places, k, v, n_keys)
+                attend_block(node, tile, places, records, first, n_keys)
 
     def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-        dk, dv, n_kv = src_ne(node, 1, 0), src_ne(node, 2, 0), src_ne(node, 1, 1)
-        padded = (dv + LANES - 1) // LANES * LANES
-        step, n_segments = param_int(node, RECORD), param_int(node, SEGMENTS)
-        scale, cap = param_float(node, 0), param_float(node, 3)
-        is_split = param_int(node, IS_SPLIT) != 0
-        n_low, m0, m1 = param_int(node, N_HEADS_M0), param_float(node, 1), param_float(node, 2)
-        most_rows = param_int(node, QUERIES) * param_int(node, HEADS)
-        start, end = 0, n_segments
-        tile_index = int64(chunk)
-        if is_split:
-            tile_index, start = chunk // n_segments, chunk % n_segments
-            end = start + 1
-        tile = tile_of(node, tile_index)
+        width, step = padded(src_ne(node, 2, 0)), param_int(node, RECORD)
+        n_segments, is_split = param_int(node, SEGMENTS), param_int(node, IS_SPLIT) != 0
+        tile = tile_of(node, chunk // n_segments if is_split else int64(chunk))
         query, n_queries, head, n_heads, _, sequence = tile
         n_rows = n_queries * n_heads
-        queries = scratch(node, ith)
-        scores = queries + 4 * dk * most_rows
-        keys = scores + 4 * BLOCK * most_rows
-        values = keys + 4 * BLOCK * dk
-        merged = values + 4 * BLOCK * padded
-        records = merged + step * most_rows
+        places = places_of(node, ith)
+        queries, _, _, _, records, merged, _ = places
+        copy_queries(node, tile, queries)
+        start, end = 0, n_segments
         if is_split:
-            records = dst_data(node) + int64(chunk) * most_rows * step
-        for r in range(n_rows):
-            x = src_data(node, 0) + (query + r // n_heads) * src_nb(node, 0, 1)
-            x += (head + r % n_heads) * src_nb(node, 0, 2) + sequence * src_nb(node, 0, 3)
-            copy_row(queries + 4 * dk * r, x, 0, dk, ZERO, ZERO, ZERO, ZERO)
-        if not is_split:
-            clear_records(merged, step, n_rows, padded)
+            start = chunk % n_segments
+            end = start + 1
+            records = dst_data(node) + (
+                int64(chunk) * param_int(node, QUERIES) * param_int(node, HEADS) * step
+            )
+        else:
+            clear_records(merged, step, n_rows, width)
         for segment in range(start, end):
-            clear_records(records, step, n_rows, padded)
-            for first in range(segment * SEGMENT, min((segment + 1) * SEGMENT, n_kv), BLOCK):
-                n_keys = min(BLOCK, n_kv - first)
-                if not sees_block(node, tile, first, n_keys):
-                    continue
-                load_block(node, tile, first, n_keys, keys, values)
-                scores_of_block(scores, queries, keys, dk, n_rows, 0)
-                for r in range(n_rows):
-                    h = head + r % n_heads
-                    mask = mask_row(node, query + r // n_heads, h, sequence)
-                    if mask != 0:
-                        mask += 2 * first
-                    slope = ONE
-                    if n_low != 0:
-                        slope = float32(alibi_slope(h, n_low, float64(m0), float64(m1)))
-                    row = scores + 4 * BLOCK * r
-                    probabilities_of_block(records + step * r, row, mask, n_keys, scale, slope, cap)
-                outputs_of_block(records, step, scores, values, padded, 256 * n_keys + n_rows)
+            attend_segment(node, tile, places, records, segment)
             if not is_split:
                 for r in range(n_rows):
-                    merge_record(merged + step * r, records + step * r, padded)
+                    merge_record(merged + step * r, records + step * r, width)
         if not is_split:
             for r in range(n_rows):
                 finish_record(
@@ -228,8 +296,9 @@ def _attention_kernel(name: str, key_type: str, value_type: str) -> None:
     register_kernel(name, kernel)
 
 
-for _name in ("f32", "f16", "bf16"):
-    _attention_kernel(f"attention_{_name}", _name, _name)
+for _name in ("f32", "f16"):
+    _attention_kernel(f"attention_{_name}", _plain_loader(_name))
+_attention_kernel("attention_any", _any_loader())
 
 
 @graph_kernel
@@ -240,12 +309,12 @@ def attention_merge(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     """
     step, n_segments = param_int(node, RECORD), param_int(node, SEGMENTS)
     most_rows = param_int(node, QUERIES) * param_int(node, HEADS)
-    padded = (step - HEAD) // 4
+    width = (step - HEAD) // 4
     query, n_queries, head, n_heads, _, sequence = tile_of(node, int64(chunk))
     merged = scratch(node, ith)
     for r in range(n_queries * n_heads):
-        clear_records(merged, step, 1, padded)
+        clear_records(merged, step, 1, width)
         for segment in range(n_segments):
             index = (int64(chunk) * n_segments + segment) * most_rows + r
-            merge_record(merged, src_data(node, 2) + index * step, padded)
+            merge_record(merged, src_data(node, 2) + index * step, width)
         finish_record(node, merged, query + r // n_heads, head + r % n_heads, sequence)

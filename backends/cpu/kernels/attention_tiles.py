@@ -166,8 +166,6 @@ def _scores(b: Any, args: Any) -> None:
         out = b.add(scores, b.mul(first, _number(4 * BLOCK)))
         with steps(b, _number(0), _number(BLOCK), VECTORS * LANES) as key:
             sums = [_sums(b, [zero] * VECTORS) for _ in range(count)]
-            for total in (t for row in sums for t in row):
-                b.store(zero.value, total)
             column = element(b, keys, key, 4)
             _multiply(b, (start, row_bytes), n_channels, (column, _number(4 * BLOCK)), sums)
             for row in range(count):

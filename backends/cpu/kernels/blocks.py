@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
 from pyggml.backends.cpu.kernels.simd import (
@@ -18,13 +17,10 @@ from pyggml.backends.cpu.kernels.simd import (
     I8,
     I16,
     I32,
-    Typed,
     Vec,
     half_to_float,
-    intrinsic,
     load_ir,
     splat_ir,
-    typed,
 )
 
 FLOATS, INTS, BYTES = Vec("f32", 16), Vec("i32", 16), Vec("u8", 16)
@@ -212,19 +208,6 @@ class Block:
     values: int
     nbytes: int
     dequantize: Dequantize
-
-    def operation(self) -> Any:
-        """Operation (target, block): writes the values as float32."""
-
-        def dequantize_block(_: Any, target: Any, block: Any) -> Typed:
-            return typed(types.void(types.intp, types.intp), self._emit)
-
-        return intrinsic(dequantize_block)
-
-    def _emit(self, b: Any, args: Any) -> None:
-        target, block = args
-        for i, v in enumerate(self.dequantize(b, block)):
-            v.store(at(b, target, 64 * i))
 
 
 BLOCKS: dict[str, Block] = {

@@ -16,8 +16,11 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.block_writers import WRITERS
+from pyggml.backends.cpu.kernels.blocks import BLOCKS
 from pyggml.backends.cpu.kernels.rows import STORED, Row, dst_row, src_row
 from pyggml.backends.cpu.kernels.simd import load, store
+from pyggml.backends.cpu.kernels.stored_rows import row_reader, row_writer
 
 ZERO = float32(0)
 # Elements that pass through scratch memory at a time, if a row has gaps.
@@ -80,3 +83,21 @@ for _source, _target in (
     *(("bf16", "f32"), ("bf16", "f16"), ("i32", "f32")),
 ):
     _copy_kernel(f"copy_{_source}_{_target}", _source, _target)
+
+
+# ---------------------------------------------------------------- quantized rows
+def _row_kernel(name: str, convert_row: Any) -> None:
+    """Rows of one shape, quantized on one side."""
+
+    def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        n, rows = dst_ne(node, 0), dst_ne(node, 1) * dst_ne(node, 2) * dst_ne(node, 3)
+        for i in range(chunk_start(rows, chunk, n_chunks), chunk_start(rows, chunk + 1, n_chunks)):
+            convert_row(dst_row(node, i), src_row(node, 0, i), n)
+
+    register_kernel(name, kernel)
+
+
+for _name in BLOCKS:
+    _row_kernel(f"copy_{_name}_f32", row_reader(_name))
+for _name in WRITERS:
+    _row_kernel(f"copy_f32_{_name}", row_writer(_name))

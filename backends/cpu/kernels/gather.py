@@ -20,13 +20,16 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.block_writers import WRITERS
 from pyggml.backends.cpu.kernels.blocks import BLOCKS
 from pyggml.backends.cpu.kernels.rows import STORED, Row, dst_row, src_row
 from pyggml.backends.cpu.kernels.simd import load, store
+from pyggml.backends.cpu.kernels.stored_rows import row_reader, row_writer
 
 ZERO, NAN = float32(0), float32(float("nan"))
 # Elements that set_elements converts at a time.
 PIECE = 1024
+PLAIN = ("f32", "f16", "bf16")
 
 
 @inline
@@ -63,32 +66,8 @@ def _get_rows_kernel(name: str, read_row: Any) -> None:
     register_kernel(name, kernel)
 
 
-def _plain_row(stored: str) -> Any:
-    convert = Row(lambda x, c: x[0], sources=(stored,), unroll=4).operation()
-
-    @inline
-    def read_row(target: int, row: int, n: int) -> None:
-        convert(target, row, 0, n, ZERO, ZERO, ZERO, ZERO)
-
-    return read_row
-
-
-def _quantized_row(name: str) -> Any:
-    block = BLOCKS[name]
-    dequantize, values, nbytes = block.operation(), block.values, block.nbytes
-
-    @inline
-    def read_row(target: int, row: int, n: int) -> None:
-        for i in range(n // values):
-            dequantize(target + 4 * values * i, row + nbytes * i)
-
-    return read_row
-
-
-for _name in ("f32", "f16", "bf16"):
-    _get_rows_kernel(f"get_rows_{_name}", _plain_row(_name))
-for _name in BLOCKS:
-    _get_rows_kernel(f"get_rows_{_name}", _quantized_row(_name))
+for _name in (*PLAIN, *BLOCKS):
+    _get_rows_kernel(f"get_rows_{_name}", row_reader(_name))
 
 
 @graph_kernel
@@ -105,12 +84,11 @@ add_rows = Row(lambda x, c: x[0] + x[1], sources=("f32", "f32"), unroll=2).opera
 
 
 # ---------------------------------------------------------------- set_rows
-def _set_rows_kernel(name: str, stored: str) -> None:
+def _set_rows_kernel(name: str, write_row: Any) -> None:
     """a[:, ids[i, p, q], p, q] = b[:, i, p, q]; rows that do not exist are skipped.
 
     Sources: b, ids. Parameter: bytes of an id.
     """
-    convert = Row(lambda x, c: x[0], target=stored, unroll=4).operation()
 
     def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         n, ne1, ne2 = src_ne(node, 0, 0), src_ne(node, 0, 1), src_ne(node, 0, 2)
@@ -123,7 +101,7 @@ def _set_rows_kernel(name: str, stored: str) -> None:
             target = dst_data(node) + k * dst_nb(node, 1)
             target += p * dst_nb(node, 2) + q * dst_nb(node, 3)
             if 0 <= k < dst_ne(node, 1):
-                convert(target, row, 0, n, ZERO, ZERO, ZERO, ZERO)
+                write_row(target, row, n)
 
     register_kernel(name, kernel)
 
@@ -149,6 +127,7 @@ def _set_elements_kernel(name: str, stored: str) -> None:
     register_kernel(name, kernel)
 
 
-for _name in ("f32", "f16", "bf16"):
-    _set_rows_kernel(f"set_rows_{_name}", _name)
+for _name in PLAIN:
     _set_elements_kernel(f"set_elements_{_name}", _name)
+for _name in (*PLAIN, *WRITERS):
+    _set_rows_kernel(f"set_rows_{_name}", row_writer(_name))

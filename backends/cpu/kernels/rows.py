@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from pyggml.backends.cpu import node as layout
@@ -188,11 +188,11 @@ class Row:
 
         def row(_: Any, d: Any, x: Any, y: Any, n: Any, p: Any, q: Any, r: Any, s: Any) -> Typed:
             i, f = types.intp, types.float32
-            return typed(f(i, i, i, i, f, f, f, f), self._loop)
+            return typed(f(i, i, i, i, f, f, f, f), self.loop)
 
         return intrinsic(row)
 
-    def _loop(self, b: Any, args: Any) -> Any:
+    def loop(self, b: Any, args: Any) -> Any:
         addresses, n = args[:3], args[3]
         constants = [V(b, LANE, splat_ir(b, LANE.ir, c)) for c in args[4:]]
         n_sums = ROW_SUMS if self.fold else 1
@@ -271,6 +271,26 @@ class _Index:
 
 def element(b: Any, address: Any, i: Any, size: int) -> Any:
     return b.add(address, b.mul(i, ir.Constant(I64, size)))
+
+
+# ---------------------------------------------------------------- large helpers
+@intrinsic
+def stay_apart(_: Any) -> Typed:
+    """Keeps the function that calls it from being inlined.
+
+    For long helpers: in one huge function LLVM copies loops for every condition in them.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+def apart(fn: Callable[..., Any]) -> Any:
+    """A helper that kernels call; it calls stay_apart() itself."""
+    return njit(nogil=True, error_model="numpy", forceinline=False)(fn)
 
 
 # ---------------------------------------------------------------- row addresses
