@@ -28,7 +28,8 @@ def reserve(nbytes: int) -> Bytes:
 
 def zero(memory: Bytes) -> None:
     """Zero memory that `reserve` gave; where possible by handing its pages back."""
-    pages = memory.base.obj if isinstance(memory.base, memoryview) else None
+    view: object = memory.base
+    pages = view.obj if isinstance(view, memoryview) else None
     if isinstance(pages, mmap.mmap) and sys.platform == "linux":
         # Linux gives private pages that are touched again as zeros: an unused cache stays free
         pages.madvise(mmap.MADV_DONTNEED)
