@@ -23,12 +23,15 @@ def run(values: Mapping[str, Any]) -> None:
     logs.set_up(values, screen)
     for device in registry.devices():
         device.watch_compiling(screen.compiling)
-    if values.get("list_devices"):
-        list_devices()
-    elif values.get("warmup_kernels"):
-        warm_up_kernels(screen)
-    else:
-        generate(values, screen)
+    try:
+        if values.get("list_devices"):
+            list_devices()
+        elif values.get("warmup_kernels"):
+            warm_up_kernels(screen)
+        else:
+            generate(values, screen)
+    finally:
+        screen.clear_progress()
 
 
 def generate(values: Mapping[str, Any], screen: Screen) -> None:
@@ -69,10 +72,8 @@ def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
         screen.progress("loading", share)
         return True
 
-    try:
-        llama = load_model(values, progress)
-    finally:
-        screen.clear_progress()
+    llama = load_model(values, progress)
+    screen.clear_progress()
     model = llama.model
     if screen.is_terminal:
         seconds = time.perf_counter() - start

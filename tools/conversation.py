@@ -28,11 +28,11 @@ def run(task: Task, first: str | None, system: str | None) -> None:
     """Talk until the person leaves; with --single-turn until the first answer."""
     if task.options.single_turn and first is None and not sys.stdin.isatty():
         raise UserError("--single-turn without a terminal needs a message: give one with -p")
-    talk = Talk(task, system, make_reader(task.options, task.screen))
     screen = task.screen
     if screen.is_terminal:
         context = task.chat.session.context
         screen.say(f"context of {context.n_ctx} tokens · /help lists the commands; Ctrl-D leaves")
+    talk = Talk(task, system, make_reader(task.options, screen))
     if first is not None:
         if screen.is_terminal:
             screen.say(screen.paint("> ", GREEN) + first, color="")

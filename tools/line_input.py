@@ -93,13 +93,13 @@ class EditedLines:
 def _output(screen: Screen) -> Output:
     """Prompts go to stderr: stdout is for answers."""
     from prompt_toolkit.output import create_output
-
-    if sys.platform == "win32":
-        return create_output(screen.err)
     from prompt_toolkit.output.vt100 import Vt100_Output
 
-    # asking where the cursor is helps only menus, and some terminals never answer
-    return Vt100_Output.from_pty(screen.err, term=os.environ.get("TERM"), enable_cpr=False)
+    output = create_output(screen.err)
+    if isinstance(output, Vt100_Output):
+        # asking where the cursor is helps only menus, and some terminals never answer
+        output.enable_cpr = False
+    return output
 
 
 def _keys(*, multiline: bool) -> KeyBindings:

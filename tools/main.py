@@ -5,6 +5,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -80,6 +81,8 @@ def run_tool(name: str, args: Sequence[str]) -> None:
         # the reader of our output went away: nothing is wrong with us
         _forget_output()
     except KeyboardInterrupt:
+        # whoever presses Ctrl-C again does not want to wait for a tidy end
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(INTERRUPTED)
     except Exception as error:
         if verbose:

@@ -106,7 +106,7 @@ def _unknown(option: str, known: list[str]) -> str:
         if option in names.split():
             return f"{option} is not available: {reason}"
     near = difflib.get_close_matches(option, known, 1, 0.5)
-    return f"there is no option {option}" + (f": did you mean {near[0]}?" if near else "")
+    return f"No such option: {option}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def _option(index: int, flag: Flag) -> click.Option:

@@ -61,13 +61,13 @@ class Task:
 
     def stats(self) -> str:
         """The line of timings."""
-        t, n_ctx = self.chat.timings, self.chat.session.context.n_ctx
-        reused = f" ({t.n_cached} more reused)" if t.n_cached else ""
-        used = len(self.chat.session.tokens) / n_ctx
+        t, session = self.chat.timings, self.chat.session
+        reused = f" + {t.n_cached} reused" if t.n_cached else ""
+        generated = "1 token" if t.n_generated == 1 else f"{t.n_generated} tokens"
         parts = (
-            f"prompt {_tokens(t.n_prompt)}{reused}{_rate(t.prompt_rate)}",
-            f"generated {_tokens(t.n_generated)}{_rate(t.rate)}",
-            f"context {used:.0%} of {n_ctx}",
+            f"prompt {t.n_prompt}{reused}{_rate(t.prompt_rate)}",
+            f"generated {generated}{_rate(t.rate)}",
+            f"context {len(session.tokens)}/{session.context.n_ctx}",
         )
         return f"[ {' | '.join(parts)} ]"
 
@@ -77,10 +77,6 @@ class Task:
         for token in tokens:
             piece = vocab.token_to_piece(token, special=True).decode("utf-8", "replace")
             print(f"{token:6d} -> '{piece}'", file=self.screen.err)
-
-
-def _tokens(n: int) -> str:
-    return f"{n} token" if n == 1 else f"{n} tokens"
 
 
 def _rate(per_second: float) -> str:

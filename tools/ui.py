@@ -10,6 +10,7 @@ DIM, GREEN, YELLOW, RESET = "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
 REDRAW_SECONDS = 0.05
 LONG_PROMPT = 256  # tokens
+DETAIL_WIDTH = 24
 # On a terminal, control characters of a model's answer are shown instead of obeyed.
 VISIBLE: dict[int, int | str | None] = {
     **{code: 0x2400 + code for code in range(32)},
@@ -43,7 +44,7 @@ class Screen:
         self.can_redraw = self.is_terminal and obeys_codes and verbosity >= 3
         self._drawn = 0.0
         self._in_line = False  # the answer has not ended its line
-        self._compiling = False
+        self._what = ""
 
     def paint(self, text: str, color: str) -> str:
         return f"{color}{text}{RESET}" if self.has_color else text
@@ -96,9 +97,12 @@ class Screen:
     def progress(self, what: str, share: float, detail: str = "") -> None:
         """Redraw the progress line; nothing without a terminal."""
         now = time.monotonic()
-        if not self.can_redraw or (share < 1 and now - self._drawn < REDRAW_SECONDS):
+        is_news = share == 1 or what != self._what or now - self._drawn >= REDRAW_SECONDS
+        if not self.can_redraw or not is_news:
             return
-        width = min(30, self._columns() - len(what) - len(detail) - 12)
+        self._what = what
+        # the same width whatever the detail, so that the bar stands still
+        width = min(30, self._columns() - len(what) - DETAIL_WIDTH - 8)
         bar = ""
         if width > 4:
             full = round(share * width)
@@ -125,11 +129,9 @@ class Screen:
 
     def compiling(self, done: int, total: int, name: str) -> None:
         """Progress of kernels, which are compiled once per machine."""
-        what = "compiling kernels for this CPU (once)"
-        if not self.can_redraw and self._compiling != (done < total):
-            self.say(what if done < total else f"compiled {total} kernels")
-        self._compiling = done < total
-        self.progress(what, done / total, f"{done}/{total} {name}")
+        if done == 0 and not self.can_redraw:
+            self.say(f"compiling {total} kernels for this CPU (once)")
+        self.progress("compiling kernels (once)", done / total, name)
         if done == total:
             self.clear_progress()
 

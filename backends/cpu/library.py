@@ -130,11 +130,14 @@ def _compile(names: list[str], folder: Path, target: Target) -> Iterator[str]:
     n_workers = min(len(names), usable_cores())
     wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
     finished: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+    running: list[subprocess.Popen[str]] = []
     for name in names:
         wanted.put(name)
     with ThreadPoolExecutor(max(1, n_workers)) as executor:
         for _ in range(n_workers):
-            executor.submit(_drive_worker, wanted, finished, folder, target)
+            executor.submit(
+                _drive_worker, wanted, finished, running, lambda: _start(folder, target)
+            )
         try:
             for _ in names:
                 result = finished.get()
@@ -142,8 +145,10 @@ def _compile(names: list[str], folder: Path, target: Target) -> Iterator[str]:
                     raise result
                 yield result
         finally:
-            while not wanted.empty():  # interrupted: let the workers stop
+            while not wanted.empty():  # interrupted: nobody waits for what is being compiled
                 wanted.get()
+            for process in running:
+                process.kill()
 
 
 def usable_cores() -> int:
@@ -156,12 +161,13 @@ def usable_cores() -> int:
 def _drive_worker(
     wanted: queue.SimpleQueue[str],
     finished: queue.SimpleQueue[str | BaseException],
-    folder: Path,
-    target: Target,
+    running: list[subprocess.Popen[str]],
+    start: Callable[[], subprocess.Popen[str]],
 ) -> None:
     """Feed one worker process until nothing is wanted any more."""
     try:
-        with _start_worker(folder, target) as process:
+        with start() as process:
+            running.append(process)
             assert process.stdin is not None and process.stdout is not None
             while True:
                 try:
@@ -182,7 +188,7 @@ def _drive_worker(
         finished.put(e)
 
 
-def _start_worker(folder: Path, target: Target) -> subprocess.Popen[str]:
+def _start(folder: Path, target: Target) -> subprocess.Popen[str]:
     path = os.pathsep.join(p for p in sys.path if p)  # the child finds what this process found
     return subprocess.Popen(
         # -P: a module in the current folder must not be taken for one of ours
@@ -190,5 +196,6 @@ def _start_worker(folder: Path, target: Target) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # a Ctrl-C is for us: a worker would only print a traceback
         env={**os.environ, "PYTHONPATH": path, **target.environment()},
     )
