@@ -21,9 +21,9 @@ IntArray = npt.NDArray[np.int32]
 MAX_FOREIGN = 0.05  # cores that other programs may use in a round
 # /proc/stat counts clock ticks: one more or less says nothing
 TICKS = 1
-ATTEMPTS = 5  # of a disturbed round
+ATTEMPTS = 4  # of a disturbed round
 QUIET_WINDOW = 0.25  # seconds without other programs before a disturbed round is repeated
-QUIET_TIMEOUT = 10.0  # seconds to wait for that
+QUIET_TIMEOUT = 5.0  # seconds to wait for that
 
 # seconds: longer than the scheduler keeps a spinning thread waiting
 IDLE_WINDOW = 0.03
