@@ -136,7 +136,7 @@ def combined_bias(params: SamplingParams, vocab: VocabInfo) -> dict[int, float]:
     for token in params.logit_bias:
         if not 0 <= token < vocab.n_vocab:
             raise ConfigError(
-                f"logit_bias: token {token} is not in the vocabulary (0 to {vocab.n_vocab - 1})"
+                f"--logit-bias: token {token} is not in the vocabulary (0 to {vocab.n_vocab - 1})"
             )
     bias = dict(params.logit_bias)
     banned = vocab.suppress_ids | (vocab.eog_ids if params.ignore_eos else frozenset())

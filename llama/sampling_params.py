@@ -187,7 +187,9 @@ def _range_text(low: float, high: float) -> str:
         return "it must be above 0"
     if math.isinf(low):
         return "it must be a finite number"
-    return f"it must be {low:g} or more" if math.isinf(high) else f"allowed are {low:g} to {high:g}"
+    return (
+        f"it must be {low:g} or more" if math.isinf(high) else f"allowed are {low:g} to {high:.10g}"
+    )
 
 
 # GGUF key after general.sampling. -> field

@@ -143,6 +143,7 @@ _PARSERS: dict[str, Callable[[str], int | float | bool | str]] = {
     "bool": lambda text: _BOOLS[text],
     "str": str,
 }
+_WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _MAX_OVERRIDE_TEXT = 127  # llama.cpp keeps keys and strings of overrides in char[128]
 
 
@@ -159,11 +160,12 @@ def parse_override(text: str) -> Override:
             raise ValueError(f"type {kind!r} is none of {', '.join(_PARSERS)}")
         if kind == "str" and len(value.encode()) > _MAX_OVERRIDE_TEXT:
             raise ValueError(f"the string is longer than {_MAX_OVERRIDE_TEXT} bytes")
-        return Override(key, kind, _PARSERS[kind](value))
-    except KeyError:
-        raise ConfigError(f"--override-kv {text}: a bool is true or false") from None
     except ValueError as e:
         raise ConfigError(f"--override-kv {text}: {e}") from None
+    try:
+        return Override(key, kind, _PARSERS[kind](value))
+    except (KeyError, ValueError):
+        raise ConfigError(f"--override-kv {text}: {value!r} is not {_WANTED[kind]}") from None
 
 
 def parse_overrides(text: str) -> list[Override]:

@@ -27,7 +27,10 @@ def find(flag: Flag, environ: Mapping[str, str] = os.environ) -> str | None:
 def fill(
     ctx: click.Context, flags: Sequence[Flag], options: Sequence[click.Parameter]
 ) -> Iterator[str]:
-    """Give flags that are not on the command line their values; yields warnings."""
+    """Give flags that are not on the command line their values; yields warnings.
+
+    ctx.meta tells which variable a flag comes from.
+    """
     for flag, option in zip(flags, options, strict=True):
         variable = find(flag)
         if variable is None:
@@ -35,6 +38,7 @@ def fill(
         assert option.name is not None
         if ctx.params[option.name] in (None, ()):
             ctx.params[option.name] = _value(variable, flag, option, ctx)
+            ctx.meta[flag.long_name] = variable
         else:
             yield (
                 f"{variable} environment variable is set, but will be overwritten by "

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,9 @@ def run_tool(name: str, args: Sequence[str]) -> None:
     """Parse and run; mistakes become sentences and exit codes (1, usage 2, interrupted 130)."""
     _repair_streams()
     verbose = "-v" in args or "--verbose" in args
+    origins: dict[str, str] = {}
     try:
-        _run(name, args)
+        _run(name, args, origins)
     except click.exceptions.Exit as request:
         sys.exit(request.exit_code)
     except click.ClickException as error:
@@ -87,10 +88,11 @@ def run_tool(name: str, args: Sequence[str]) -> None:
     except Exception as error:
         if verbose:
             raise
-        _fail(_sentence(error), FAILED)
+        _fail("\n".join([_sentence(error), *_from_environment(error, origins)]), FAILED)
 
 
-def _run(name: str, args: Sequence[str]) -> None:
+def _run(name: str, args: Sequence[str], origins: dict[str, str]) -> None:
+    """Run a tool; `origins` receives the flags whose values the environment gave."""
     tool = next(tool for tool in TOOLS if tool.name == name)
 
     def run(values: Values) -> None:
@@ -98,7 +100,15 @@ def _run(name: str, args: Sequence[str]) -> None:
 
     command = ToolCommand(name, run, help=tool.help)
     with command.make_context(f"pyllama-{name}", list(args)) as context:
+        origins |= context.meta
         command.invoke(context)
+
+
+def _from_environment(error: Exception, origins: Mapping[str, str]) -> Iterator[str]:
+    """Where a flag comes from that an error speaks of, if not from the command line."""
+    for flag, variable in origins.items():
+        if isinstance(error, UserError) and f"{flag} " in str(error):
+            yield f"{flag} was set by {variable}={os.environ[variable]}"
 
 
 def _sentence(error: Exception) -> str:

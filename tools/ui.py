@@ -130,7 +130,7 @@ class Screen:
     def compiling(self, done: int, total: int, name: str) -> None:
         """Progress of kernels, which are compiled once per machine."""
         if done == 0 and not self.can_redraw:
-            self.say(f"compiling {total} kernels for this CPU (once)")
+            self.say(f"compiling kernels for this CPU (once): {total}")
         self.progress("compiling kernels (once)", done / total, name)
         if done == total:
             self.clear_progress()
