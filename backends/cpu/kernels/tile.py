@@ -27,9 +27,11 @@ from pyggml.backends.cpu.kernels.emit import (
     multiply_pairs,
     tile_operation,
 )
-from pyggml.backends.cpu.kernels.simd import F32, HAS_VNNI, I32, Vec, half_to_float
+from pyggml.backends.cpu.kernels.simd import F32, HAS_VNNI, I32, Vec, half_to_float, prefetch_ir
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.dtypes import GGMLType
+
+AHEAD = 3072  # bytes between what is used and what is asked for
 
 
 class Tile:
@@ -42,6 +44,12 @@ class Tile:
         self.columns, self.column_bytes = columns, column_bytes
         self.panels = addresses[: rows // 8]
         self.y, self.y_step = addresses[2], addresses[3]
+
+    def prefetch(self, nbytes: int) -> None:
+        """Ask for weights that a single column will need soon: it waits for nothing else."""
+        for panel in self.panels:
+            for line in range(0, nbytes, 64):
+                prefetch_ir(self.b, at(self.b, panel, AHEAD + line))
 
     # ------------------------------------------------------------ weights: a lane per row
     def _weights(self, vec: Vec, offset: int) -> V:
@@ -436,6 +444,9 @@ def unit_operation(type: GGMLType, rows: int, columns: int) -> Any:
     column_bytes = LAYOUTS[type].activations.nbytes
 
     def emit(b: Any, acc: list[V], addresses: Sequence[Any]) -> list[V]:
-        return BODIES[type](Tile(b, rows, columns, column_bytes, addresses), acc)
+        tile = Tile(b, rows, columns, column_bytes, addresses)
+        if columns == 1:
+            tile.prefetch(LAYOUTS[type].nbytes)
+        return BODIES[type](tile, acc)
 
     return tile_operation(rows, columns, emit)
