@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# setuptools warns about every editable install
+PIP    := PYTHONWARNINGS=ignore $(BIN)/python -m pip install
 MODELS ?= models
 export PYGGML_TEST_MODELS := $(abspath $(MODELS))
 
@@ -38,20 +40,20 @@ clean:
 
 $(VENV)/base.ok:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(PIP) -q --upgrade "pip>=25.1"
 	touch $@
 
 $(VENV)/run.ok: pyproject.toml setup.py | $(VENV)/base.ok
-	$(BIN)/python -m pip install -q -e .
+	$(PIP) -q -e .
 	touch $@
 
 $(VENV)/dev.ok: pyproject.toml setup.py | $(VENV)/run.ok
-	$(BIN)/python -m pip install -q -e . --group dev
+	$(PIP) -q -e . --group dev
 	touch $@
 
 # llama-cpp-python compiles llama.cpp for this machine: about ten minutes, once
 $(VENV)/bench.ok: pyproject.toml | $(VENV)/run.ok
-	$(BIN)/python -m pip install -q -e . --group bench
+	$(PIP) -q -e . --group bench
 	touch $@
 
 $(MODELS)/%.gguf: | $(VENV)/base.ok
