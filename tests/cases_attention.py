@@ -47,66 +47,49 @@ def _soft_max() -> Iterator[Case]:
     yield case("sinks-only", lambda x: x(45, 7, 6, scale=3), sinks=1)
     yield case("spread", lambda x: x(200, 3, scale=300))
     yield case("empty", lambda x: x(8, 0))
+    hidden = lambda x: x.given(np.full((3, 8), -np.inf, np.float32))  # noqa: E731
+    yield case("nothing-visible", lambda x: x(8, 3), hidden)
+
+
+def _rope_case(
+    name: str, a: Make, positions: Make, params: p.RopeParams, **options: float | str
+) -> Case:
+    factors = bool(options.pop("factors", 0))
+
+    def make(x: Leafs) -> Tensor:
+        values = x.rng.uniform(0.5, 4, params.n_dims).astype(np.float32)
+        return b.rope_ext(a(x), positions(x), x.given(values) if factors else None, params)
+
+    return Case(f"rope-{name}", make, **options)
+
+
+YARN = {"n_ctx_orig": 4096, "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 0.9}
 
 
 def _rope() -> Iterator[Case]:
-    def case(
-        name: str,
-        make: Make,
-        pos: Make,
-        params: p.RopeParams,
-        *,
-        factors: bool = False,
-        **rest: str,
-    ) -> Case:
-        def node(x: Leafs) -> Tensor:
-            f = (
-                x.given(x.rng.uniform(0.5, 4, params.n_dims).astype(np.float32))
-                if factors
-                else None
-            )
-            return b.rope_ext(make(x), pos(x), f, params)
-
-        return Case(f"rope-{name}", node, **rest)
-
+    case, rope = _rope_case, p.RopeParams
     heads = lambda x: x(64, 5, 7, 2)  # noqa: E731
+    halfs = lambda x: x(64, 5, 7, type=F16)  # noqa: E731
+    # heads of a matrix that holds Q, K and V
+    window = lambda x: b.view(x(96 * 5, 7), (64, 5, 7), (384, 1920), 64)  # noqa: E731
     pos = lambda x: x.ids(7, high=4000)  # noqa: E731
     far = lambda x: x.ids(7, low=130_000, high=262_144)  # noqa: E731
     four = lambda x: x.ids(28, high=500)  # noqa: E731
-    modes = {"normal": RopeMode.NORMAL, "neox": RopeMode.NEOX}
-    yarn = {"n_ctx_orig": 4096, "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 0.9}
-    for name, mode in modes.items():
-        yield case(name, heads, pos, p.RopeParams(64, mode))
-        yield case(f"{name}-partial", heads, pos, p.RopeParams(40, mode))
-        yield case(f"{name}-far", heads, far, p.RopeParams(64, mode, freq_base=1e6))
-        yield case(f"{name}-yarn", heads, pos, p.RopeParams(64, mode, **yarn))
-        yield case(f"{name}-scaled", heads, pos, p.RopeParams(64, mode, freq_scale=0.125))
-        yield case(f"{name}-factors", heads, pos, p.RopeParams(64, mode), factors=True)
-        yield case(
-            f"{name}-f16",
-            lambda x: x(64, 5, 7, type=F16),
-            pos,
-            p.RopeParams(64, mode),
-            tolerance=1e-9,
-        )
-        yield case(
-            f"{name}-offset",
-            heads,
-            pos,
-            p.RopeParams(32, mode, n_offs=16),
-            since="0.26",
-        )
-        yield case(
-            f"{name}-window",  # heads of a matrix that holds Q, K and V
-            lambda x: b.view(x(96 * 5, 7), (64, 5, 7), (384, 1920), 64),
-            pos,
-            p.RopeParams(64, mode),
-        )
+    for name, mode in {"normal": RopeMode.NORMAL, "neox": RopeMode.NEOX}.items():
+        yield case(name, heads, pos, rope(64, mode))
+        yield case(f"{name}-partial", heads, pos, rope(40, mode))
+        yield case(f"{name}-far", heads, far, rope(64, mode, freq_base=1e6))
+        yield case(f"{name}-yarn", heads, pos, rope(64, mode, **YARN))
+        yield case(f"{name}-scaled", heads, pos, rope(64, mode, freq_scale=0.125))
+        yield case(f"{name}-factors", heads, pos, rope(64, mode), factors=1)
+        yield case(f"{name}-f16", halfs, pos, rope(64, mode), tolerance=1e-7, ggml=1e-7)
+        yield case(f"{name}-offset", heads, pos, rope(32, mode, n_offs=16), since="0.26")
+        yield case(f"{name}-window", window, pos, rope(64, mode))
     sections = (8, 12, 12, 0)
     for name, mode in {"mrope": RopeMode.MROPE, "imrope": RopeMode.IMROPE}.items():
-        yield case(name, heads, four, p.RopeParams(64, mode, sections=sections))
-        yield case(f"{name}-yarn", heads, four, p.RopeParams(64, mode, sections=sections, **yarn))
-    vision = p.RopeParams(32, RopeMode.VISION, sections=(16, 16, 0, 0))
+        yield case(name, heads, four, rope(64, mode, sections=sections))
+        yield case(f"{name}-yarn", heads, four, rope(64, mode, sections=sections, **YARN))
+    vision = rope(32, RopeMode.VISION, sections=(16, 16, 0, 0))
     yield case("vision", heads, four, vision)
 
 

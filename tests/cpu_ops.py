@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cases import CASES
 from op_case import Case, Placed, place
@@ -35,7 +35,7 @@ def steps(found: Placed) -> Iterator[Step]:
             yield from lower(t, PlanContext(n_threads=2))
 
 
-def ready_backend() -> CpuBackend:
+def ready_backend(device: CpuDevice = DEVICE, cases: Sequence[Case] = tuple(ON_CPU)) -> CpuBackend:
     """A backend that compiles nothing any more while the cases run; to be closed."""
-    DEVICE.library.addresses({s.kernel for case in ON_CPU for s in steps(placed(case))})
-    return CpuBackend(DEVICE, n_threads=2)
+    device.library.addresses({s.kernel for case in cases for s in steps(placed(case))})
+    return CpuBackend(device, n_threads=2)

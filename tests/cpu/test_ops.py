@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from cases import CASES
 from cpu_ops import DEVICE, ON_CPU, placed, ready_backend
+from llvmlite.binding import get_host_cpu_features, get_process_triple
 from op_case import Array, Case, Leafs, nmse, place
 
 from pyggml import build as b
 from pyggml import params as p
 from pyggml.backends.cpu import work
-from pyggml.backends.cpu.device import CpuBackend
+from pyggml.backends.cpu.device import CpuBackend, CpuDevice
+from pyggml.backends.cpu.library import KernelLibrary
+from pyggml.backends.cpu.target import Target
 from pyggml.backends.reference.device import RefDevice
 from pyggml.dtypes import GGMLType
 from pyggml.graph import build_graph
@@ -108,6 +111,29 @@ def test_functions_of_infinity_and_nan(op: UnaryOp, cpu: CpuBackend) -> None:
     expected = place(case, REFERENCE.buffer_type()).run(REFERENCE.init_backend())
     got = place(case, DEVICE.buffer_type()).run(cpu)
     np.testing.assert_array_equal(got, expected)
+
+
+# ---------------------------------------------------------------- other CPUs
+HASWELL = Target("haswell", "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse4.2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [HASWELL, Target.portable()], ids=["avx2", "sse2"])
+def test_kernels_for_older_cpus(target: Target) -> None:
+    """Vectors of other widths, no FMA, no F16 conversions: the same operations."""
+    host = get_host_cpu_features()
+    if not get_process_triple().startswith("x86_64") or not (host["avx2"] and host["fma"]):
+        pytest.skip("needs an x86-64 CPU with AVX2")
+    cases = [case for case in ON_CPU if not case.name.startswith("mul_mat")]  # test_library's
+    backend = ready_backend(CpuDevice(KernelLibrary(target)), cases)
+    wrong = []
+    for case in cases:
+        expected = place(case, REFERENCE.buffer_type()).run(REFERENCE.init_backend())
+        found = placed(case)
+        if nmse(case, found.run(backend), expected, found.result.type) > case.tolerance:
+            wrong.append(case.name)
+    backend.close()
+    assert wrong == []
 
 
 # ---------------------------------------------------------------- rows that do not exist
