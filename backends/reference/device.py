@@ -1,7 +1,6 @@
 """The reference device: host memory, nodes run one after the other through NumPy."""
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -125,12 +124,3 @@ class RefBackend(backend.Backend):
         values = self.table[node.op](node)
         if values is not None:
             write(node, values)
-
-
-class RefRegistry(backend.Registry):
-    """The one reference device; not among the devices that a user sees."""
-
-    name = "REF"
-
-    def devices(self) -> Sequence[RefDevice]:
-        return (RefDevice(),)
