@@ -18,20 +18,20 @@ from pyggml.tools.bench_measure import Side, random_work
 from pyggml.tools.bench_tasks import Task
 
 PYGGML = "pyggml"
+IN_PROCESS = (PYGGML, "auto", "llama_cpp", "xllamacpp")
 
 
 def peak(side: str, task: Task) -> int:
     """Bytes; `side` is "pyggml" or what --vs-llama-cpp may name."""
-    if side not in (PYGGML, "auto", "llama_cpp", "xllamacpp"):
-        return _peak_of_binary(side, task)
     command = [sys.executable, "-m", "pyggml.tools.bench_memory", side, json.dumps(asdict(task))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"--memory: the process of {side} failed: {done.stderr.strip()}")
+        raise UserError(f"--memory: {side}: {done.stderr.strip()}")
     return int(done.stdout.split()[-1])
 
 
 def _peak_of_binary(path: str, task: Task) -> int:
+    """Called in the small process: a child's ru_maxrss begins with what its parent has in memory."""
     from pyggml.tools.bench_references import LlamaBenchSide
 
     command = LlamaBenchSide(path).command(task)
@@ -74,6 +74,9 @@ def main() -> None:
     """Do one task; print the peak."""
     name, text = sys.argv[1:]
     task = Task(**json.loads(text))
+    if name not in IN_PROCESS:
+        print(_peak_of_binary(name, task))
+        return
     side = _open_side(name)
     side.open(task)
     work = random_work(task, side.vocabulary(), seed=0)

@@ -118,7 +118,7 @@ def test_real_models(smollm2: Path, gemma3: Path) -> None:
             types = [t.type for t in gguf.tensors.values()]
             n_params = sum(math.prod(t.ne) for t in gguf.tensors.values())
             described[path] = describe(gguf.metadata, n_params, types)
-    assert described[smollm2] == "llama 2M Q4_1"
+    assert described[smollm2] == "llama 135M Q4_1"
     assert described[gemma3] == "gemma3 270M Q4_K - Medium"
     assert of_llama_cpp(gemma3)[0] == described[gemma3]
     assert of_llama_cpp(smollm2)[0] == "llama 256M Q4_1"  # by its number of layers
