@@ -43,7 +43,7 @@ from pyggml.dtypes import GGMLType
 
 ROWS: Final = 8  # of a panel
 GROUP: Final = 8  # columns that a group of activations holds
-FLOAT_GROUP: Final = 12  # the same for float32 activations
+FLOAT_GROUP: Final = 6  # the same for float32 activations
 FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
 ROUTE_HEAD_BYTES: Final = 16  # of MUL_MAT_ID's routes (kernels/route.py)
 ROUTE_EXPERT_BYTES: Final = 24

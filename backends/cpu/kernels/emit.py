@@ -150,12 +150,20 @@ def at(b: Any, address: Any, offset: int) -> Any:
     return b.add(address, ir.Constant(I64, offset)) if offset else address
 
 
-def keep_order(b: Any) -> None:
-    """Loads stay on their side of this place; no instruction.
+def in_order(vectors: list[V]) -> list[V]:
+    """The same vectors; what is emitted later stays behind them. No instruction.
 
-    In long bodies the compiler would load everything first and spill it.
+    In long bodies the compiler would compute one column after the other and spill all weights.
     """
-    b.fence("acq_rel", "singlethread")
+    if not HAS_AVX2:
+        return vectors
+    return [v._same(_pinned(v)) for v in vectors]
+
+
+def _pinned(v: V) -> Any:
+    """Through an empty assembler statement, of which neither order nor value may be changed."""
+    kind = ir.FunctionType(v.vec.ir, [v.vec.ir])
+    return v.b.asm(kind, "", "=v,0,~{memory}", [v.value], True)
 
 
 def load_vector(b: Any, vec: Vec, address: Any) -> V:

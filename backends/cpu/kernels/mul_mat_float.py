@@ -94,17 +94,18 @@ def _step_operation(type: GGMLType, columns: int, masked: bool) -> Any:
     def emit(b: Any, acc: list[V], args: Sequence[Any]) -> list[V]:
         w, w_step, last, y, y_step, values = args
         mask = first_lanes(b, 8, b.trunc(values, I32)) if masked else None
-        rows = [_load(b, vec, _row(b, w, w_step, last, r), mask) for r in range(ROWS)]
-        if LANES == 16:
-            rows = [rows[r].concat(rows[r + 1]) for r in range(0, ROWS, 2)]
-        weights = [widen(r) for r in rows]
-        result = []
+        xs = []
         for c in range(columns):
-            column = b.add(y, b.mul(y_step, ir.Constant(I64, c)))
-            x = _load(b, y_vec, column, mask)
-            x = x.concat(x) if LANES == 16 else x
-            for i, v in enumerate(weights):
-                result.append(v.fma(x, acc[c * VECTORS + i]))
+            x = _load(b, y_vec, b.add(y, b.mul(y_step, ir.Constant(I64, c))), mask)
+            xs.append(x.concat(x) if LANES == 16 else x)
+        result = list(acc)
+        per_vector = LANES // 8
+        for i in range(VECTORS):  # one vector of weights at a time: registers are scarce
+            at_rows = range(per_vector * i, per_vector * (i + 1))
+            parts = [_load(b, vec, _row(b, w, w_step, last, r), mask) for r in at_rows]
+            v = widen(parts[0].concat(parts[1]) if LANES == 16 else parts[0])
+            for c, x in enumerate(xs):
+                result[c * VECTORS + i] = v.fma(x, acc[c * VECTORS + i])
         return result
 
     return tile_operation(LANES, VECTORS * columns, emit)

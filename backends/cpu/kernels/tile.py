@@ -22,7 +22,7 @@ from pyggml.backends.cpu.kernels.emit import (
     at,
     broadcast,
     dot_accumulate,
-    keep_order,
+    in_order,
     load_vector,
     multiply_pairs,
     tile_operation,
@@ -92,6 +92,10 @@ class Tile:
     def integer(self, address: Any, offset: int) -> V:
         return broadcast(self.b, Vec("i32", self.rows), I32, at(self.b, address, offset))
 
+    def in_order(self, sums: list[V]) -> list[V]:
+        """Let sums of all columns be finished before the next part of the weights is read."""
+        return in_order(sums) if self.columns > 1 else sums
+
     def zero(self) -> V:
         vec = Vec("i32", self.rows)
         return V(self.b, vec, ir.Constant(vec.ir, None))
@@ -128,12 +132,16 @@ class Dots:
 
     def add(self, quants: V, offset: int) -> None:
         """Unsigned quants of 4 values, times the activations at an offset of the block."""
-        ys = [self.tile.bytes4(y, offset) for y in self.columns]
+        for c, column in enumerate(self.columns):
+            y = self.tile.bytes4(column, offset)
+            if HAS_VNNI:
+                self.sums[c] = dot_accumulate(self.sums[c], quants, y)
+            elif self.count == 0:
+                self.sums.append(multiply_pairs(quants, y))
+            else:
+                self.sums[c] = self.sums[c] + multiply_pairs(quants, y)
         if HAS_VNNI:
-            self.sums = [dot_accumulate(s, quants, y) for s, y in zip(self.sums, ys, strict=True)]
             return
-        products = [multiply_pairs(quants, y) for y in ys]
-        self.sums = _added(self.sums, products)
         self.count += 1
         if self.count == self.limit:
             self._widen()
@@ -299,8 +307,7 @@ def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
             if fifth is not None:
                 q = q | ((tile.quants(fifth + 32 * c) >> sub & 1) << 4)
             dots.add(q, QUANTS + 32 * sub + 4 * c)
-        total = _added(total, dots.finish())
-        keep_order(tile.b)
+        total = tile.in_order(_added(total, dots.finish()))
     acc = _scaled(tile, acc, total, tile.halfs(0), ys)
     minimums = [_byte_pairs(tile.words(at)) for at in (96, 128)]
     return _scaled(tile, acc, _times_sums(tile, minimums, SUMS32), -tile.halfs(16), ys)
@@ -350,8 +357,7 @@ def _sixteens(
                 dots = Dots(tile, tile.block(0), limit, scale(8 * half + 2 * group + part))
                 for c in range(4 * part, 4 * part + 4):
                     dots.add(quants(half, group, c), QUANTS + 128 * half + 32 * group + 4 * c)
-                total = _added(total, dots.finish())
-                keep_order(tile.b)
+                total = tile.in_order(_added(total, dots.finish()))
     return total
 
 
@@ -392,8 +398,7 @@ def iq4_xs(tile: Tile, acc: list[V]) -> list[V]:
             q = tile.quants(96 + 128 * sub + 32 * c)
             dots.add_listed(q & 15, IQ4_TABLE, QUANTS + 32 * sub + 4 * c)
             dots.add_listed(q >> 4, IQ4_TABLE, QUANTS + 32 * sub + 16 + 4 * c)
-        total = _added(total, dots.finish())
-        keep_order(tile.b)
+        total = tile.in_order(_added(total, dots.finish()))
     if HAS_VNNI:  # the table's entries were shifted by 128
         scales = [_signed_pairs(tile.words(32 + 32 * i)) for i in range(2)]
         total = _less(total, _times_sums(tile, scales, SUMS32), 7)
