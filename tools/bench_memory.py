@@ -31,7 +31,7 @@ def peak(side: str, task: Task) -> int:
 
 
 def _peak_of_binary(path: str, task: Task) -> int:
-    """Called in the small process: a child's ru_maxrss begins with what its parent has in memory."""
+    """For the small process: a child's ru_maxrss begins with what its parent has in memory."""
     from pyggml.tools.bench_references import LlamaBenchSide
 
     command = LlamaBenchSide(path).command(task)
