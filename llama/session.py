@@ -138,6 +138,8 @@ class Session:
         todo = prompt[n_past:]
         # ubatch by ubatch: progress is seen, and what was computed before a Ctrl-C is not lost
         step = self.context.params.n_ubatch
+        if on_prompt:
+            on_prompt(0, len(todo))
         for i in range(0, len(todo), step):
             self._decode(todo[i : i + step], logits="last" if i + step >= len(todo) else "none")
             if on_prompt:

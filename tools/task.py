@@ -50,7 +50,9 @@ class Task:
                 self.screen.write(step.text + step.matched if stop else step.text)
                 finish = step.finish
             self.screen.end_line()
-        except KeyboardInterrupt:
+        except BrokenPipeError:
+            raise
+        except BaseException:
             self.screen.end_line()
             raise
         finally:

@@ -9,7 +9,7 @@ from typing import IO
 DIM, GREEN, YELLOW, RESET = "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
 REDRAW_SECONDS = 0.05
-LONG_PROMPT = 256  # tokens
+LONG_PROMPT = 32  # tokens
 DETAIL_WIDTH = 24
 # On a terminal, control characters of a model's answer are shown instead of obeyed.
 VISIBLE: dict[int, int | str | None] = {
@@ -30,12 +30,18 @@ class Screen:
     """
 
     def __init__(
-        self, color: str = "auto", err: IO[str] | None = None, *, verbosity: int = 3
+        self,
+        color: str = "auto",
+        err: IO[str] | None = None,
+        out: IO[str] | None = None,
+        *,
+        verbosity: int = 3,
     ) -> None:
         self.err = err or sys.stderr
+        self.out = out or sys.stdout
         self.verbosity = verbosity
         self.is_terminal = self.err.isatty()
-        self.answer_is_terminal = sys.stdout.isatty()
+        self.answer_is_terminal = self.out.isatty()
         obeys_codes = os.environ.get("TERM") != "dumb"
         # https://no-color.org: any non-empty value means no
         may_color = obeys_codes and not os.environ.get("NO_COLOR")
@@ -75,18 +81,18 @@ class Screen:
         if not text:
             return
         self.clear_progress()
-        sys.stdout.write(text.translate(VISIBLE) if self.answer_is_terminal else text)
-        sys.stdout.flush()
+        self.out.write(text.translate(VISIBLE) if self.answer_is_terminal else text)
+        self.out.flush()
         self._in_line = not text.endswith("\n")
 
     def write_prompt(self, text: str) -> None:
         """Text of the user repeated before the answer, to stdout."""
         if self.answer_has_color:
-            sys.stdout.write(GREEN)
+            self.out.write(GREEN)
         self.write(text)
         if self.answer_has_color:
-            sys.stdout.write(RESET)
-            sys.stdout.flush()
+            self.out.write(RESET)
+            self.out.flush()
 
     def end_line(self) -> None:
         """End the answer's last line, unless it has ended."""
@@ -136,7 +142,7 @@ class Screen:
             self.clear_progress()
 
     def prompt_progress(self, done: int, total: int) -> None:
-        """Progress of a long prompt."""
+        """Progress of a prompt that may take a while."""
         if total > LONG_PROMPT:
             self.progress("reading the prompt", done / total, f"{done}/{total} tokens")
 
