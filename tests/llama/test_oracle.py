@@ -7,22 +7,12 @@ import numpy as np
 import pytest
 from exact import Exact, gelu_from_table, kl, log_softmax
 from oracle import LlamaCpp, LlamaServer
+from texts import TEXTS
 from tiny import ARCHS, VARIANTS, VOCABS, write_tiny
 
 LENGTHS = (1, 2, 33, 100)
 # Mean KL from exact arithmetic that activations of 8 bits cost llama.cpp in tiny models.
 QUANTIZED = {"Q8_0": 2e-3, "Q4_K": 4e-3}
-TEXTS = (
-    "The lighthouse keeper climbed the spiral stairs every evening and counted each of the one "
-    "hundred and twelve steps aloud, so that he never lost track in the dark.",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(",
-    "Water boils at 100 degrees Celsius at sea level, but on top of a high mountain it boils at "
-    "a lower temperature, because the pressure of the air is lower there.",
-    "Dear Dr. Meyer, thank you for your letter of 14 March. We are pleased to confirm that your "
-    "appointment was moved to Tuesday, 2 April, at half past nine.",
-    "Q: What is the capital of France?\nA: Paris.\nQ: What is the capital of Japan?\nA: Tokyo.\n"
-    "Q: What is the capital of Canada?\nA:",
-)
 
 
 @pytest.fixture(params=VARIANTS)
