@@ -32,44 +32,46 @@ TILE_ROWS, TILE_COLUMNS = (16, 8) if HAS_AVX512 else (8, 4)
 PAIR = 16  # rows of two panels, the unit of sharing work
 
 
+def tile_product(type: GGMLType, columns: int) -> Any:
+    """Inline function: two panels from w and w2 times a tile of columns that are `step` bytes of
+    a block apart; the first n_columns are stored."""
+    layout = LAYOUTS[type]
+    unit_bytes = layout.nbytes
+    blocks_per_unit = layout.values // layout.activations.values
+    zeros = tile_zero(TILE_ROWS, columns)
+    unit = unit_operation(type, TILE_ROWS, columns)
+    finish = tile_store(TILE_ROWS, columns)
+
+    @inline
+    def product(
+        w: int,
+        w2: int,
+        units: int,
+        y: int,
+        step: int,
+        out: int,
+        out_step: int,
+        n_rows: int,
+        n_columns: int,
+    ) -> None:
+        acc = zeros()
+        for _ in range(units):
+            acc = unit(acc, w, w2, y, step, 0, 0)
+            w += unit_bytes
+            w2 += unit_bytes
+            y += blocks_per_unit * step
+        finish(acc, out, out_step, n_rows, n_columns)
+
+    return product
+
+
 def pair_product(type: GGMLType) -> Any:
     """Inline function: up to 16 rows of two neighbouring panels times columns c0 .. c1 - 1."""
     layout = LAYOUTS[type]
     unit_bytes, column_bytes = layout.nbytes, layout.activations.nbytes
     blocks_per_unit = layout.values // layout.activations.values
-    group_step = GROUP * column_bytes
-
-    one_zero = tile_zero(TILE_ROWS, 1)
-    one_unit = unit_operation(type, TILE_ROWS, 1)
-    one_store = tile_store(TILE_ROWS, 1)
-    tile_zeros = tile_zero(TILE_ROWS, TILE_COLUMNS)
-    tile_unit = unit_operation(type, TILE_ROWS, TILE_COLUMNS)
-    tile_stores = tile_store(TILE_ROWS, TILE_COLUMNS)
-
-    @inline
-    def columns_of_group(
-        w: int, w2: int, units: int, y: int, out: int, out_step: int, n_rows: int, n_columns: int
-    ) -> None:
-        """A group of columns, its first n_columns stored."""
-        for c in range(0, n_columns, TILE_COLUMNS):
-            acc = tile_zeros()
-            p, p2, a = w, w2, y + c * column_bytes
-            for _ in range(units):
-                acc = tile_unit(acc, p, p2, a, group_step, 0, 0)
-                p += unit_bytes
-                p2 += unit_bytes
-                a += blocks_per_unit * group_step
-            tile_stores(acc, out + c * out_step, out_step, n_rows, n_columns - c)
-
-    @inline
-    def one_column(w: int, w2: int, units: int, y: int, step: int, out: int, n_rows: int) -> None:
-        acc = one_zero()
-        for _ in range(units):
-            acc = one_unit(acc, w, w2, y, step, 0, 0)
-            w += unit_bytes
-            w2 += unit_bytes
-            y += blocks_per_unit * step
-        one_store(acc, out, 0, n_rows, 1)
+    group_step = GROUP * column_bytes  # a constant, unlike block_step
+    one, tile = tile_product(type, 1), tile_product(type, TILE_COLUMNS)
 
     @inline
     def pair_of_panels(
@@ -77,6 +79,7 @@ def pair_product(type: GGMLType) -> Any:
     ) -> None:
         panel_bytes = units * unit_bytes
         group_bytes = units * blocks_per_unit * column_bytes * group
+        block_step = group * column_bytes
         for r in range(0, n_rows, TILE_ROWS):
             p = w + r // 8 * panel_bytes
             p2 = p + panel_bytes if r + 8 < n_rows else p
@@ -85,10 +88,12 @@ def pair_product(type: GGMLType) -> Any:
                 a = y + c // group * group_bytes + c % group * column_bytes
                 o = out + 4 * r + c * step
                 if group == GROUP and c1 - c >= FEW_COLUMNS:
-                    columns_of_group(p, p2, units, a, o, step, n_rows - r, min(c1 - c, GROUP))
+                    for t in range(0, min(c1 - c, GROUP), TILE_COLUMNS):
+                        b, q = a + t * column_bytes, o + t * step
+                        tile(p, p2, units, b, group_step, q, step, n_rows - r, c1 - c - t)
                     c += GROUP
                 else:
-                    one_column(p, p2, units, a, group * column_bytes, o, n_rows - r)
+                    one(p, p2, units, a, block_step, o, 0, n_rows - r, 1)
                     c += 1
 
     return pair_of_panels

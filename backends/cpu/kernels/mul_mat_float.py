@@ -187,11 +187,13 @@ def float_tile(type: GGMLType, columns: int) -> Any:
     return tile
 
 
-def _define(type: GGMLType) -> None:
+def _columns_product(type: GGMLType) -> Any:
+    """Inline function: rows times columns c0 .. c1 - 1, which are y_step bytes apart or, if that
+    is 0, packed."""
     one_column, tile = float_tile(type, 1), float_tile(type, COLUMNS)
 
     @inline
-    def some_columns(
+    def product(
         w: int,
         w_step: int,
         n_rows: int,
@@ -203,7 +205,6 @@ def _define(type: GGMLType) -> None:
         out: int,
         out_step: int,
     ) -> None:
-        """Columns c0 .. c1 - 1; y_step: bytes between them, or 0 if they are packed."""
         if y_step != 0:
             for c in range(c0, c1):
                 x, o = y + c * y_step, out + c * out_step
@@ -214,6 +215,12 @@ def _define(type: GGMLType) -> None:
             x = y + c // FLOAT_GROUP * FLOAT_GROUP * column_bytes + c % FLOAT_GROUP * BLOCK
             o = out + c * out_step
             tile(w, w_step, n_rows, x, BLOCK, FLOAT_GROUP * BLOCK, k, o, out_step, c1 - c)
+
+    return product
+
+
+def _define(type: GGMLType) -> None:
+    some_columns = _columns_product(type)
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
