@@ -6,16 +6,19 @@ sources, the CPU and the compiler's versions. What is missing is compiled by sev
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 # Sources that end up in object code.
 SOURCES = ("node.py", "state.py", "panels.py", "compile.py", "target.py", "kernels/*.py")
+
+KEPT_SECONDS = 30 * 24 * 3600
 
 Progress = Callable[[int, int, str], None]  # kernels done, kernels in all, name of the last
 
@@ -67,7 +72,7 @@ class KernelLibrary:
 
     # ------------------------------------------------------------ object files
     def _objects(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        folder = self._folder = self._folder or _writable(self._root / f"kernels-{self.digest()}")
+        folder = self._folder = self._folder or self._open_folder()
         found = {n: read_object(folder / f"{n}.o") for n in names}
         missing = [n for n, code in found.items() if code is None]
         if missing:
@@ -79,6 +84,13 @@ class KernelLibrary:
         if lost:
             raise OSError(f"{folder}: cannot read back the compiled kernels {', '.join(lost)}")
         return {n: code for n, code in found.items() if code is not None}
+
+    def _open_folder(self) -> Path:
+        folder = _writable(self._root / f"kernels-{self.digest()}")
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+            _drop_unused(self._root)
+        return folder
 
     def digest(self) -> str:
         """Names everything that the object code depends on."""
@@ -122,6 +134,13 @@ def _writable(folder: Path) -> Path:
         )
         return other
     return folder
+
+
+def _drop_unused(root: Path) -> None:
+    """Delete kernels of other versions that no program has opened for long."""
+    for folder in root.glob("kernels-*"):
+        if time.time() - folder.stat().st_mtime > KEPT_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- worker processes

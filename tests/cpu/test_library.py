@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from cpu_products import Products, random_columns, random_weights
 
 from pyggml.backends.cpu.device import CpuDevice
-from pyggml.backends.cpu.library import KernelLibrary
+from pyggml.backends.cpu.library import KEPT_SECONDS, KernelLibrary
 from pyggml.backends.cpu.object_file import read_object, write_object
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.backends.cpu.target import Target
@@ -65,6 +66,21 @@ def test_unwritable_cache_warns_and_works(tmp_path, caplog) -> None:
     assert library.addresses(SMALL)[SMALL[0]]
     (record,) = caplog.records
     assert str(blocked) in record.getMessage() and "PYGGML_CACHE" in record.getMessage()
+
+
+def test_kernels_of_old_versions_are_deleted(tmp_path) -> None:
+    old, recent = tmp_path / "kernels-old", tmp_path / "kernels-recent"
+    for folder in (old, recent):
+        folder.mkdir()
+        (folder / "x.o").write_bytes(b"")
+    long_ago = time.time() - KEPT_SECONDS - 60
+    os.utime(old, (long_ago, long_ago))
+    library = KernelLibrary(cache=tmp_path)
+    mine = tmp_path / f"kernels-{library.digest()}"
+    mine.mkdir()
+    os.utime(mine, (long_ago, long_ago))  # old, but opened now
+    library.addresses(SMALL)
+    assert not old.exists() and recent.exists() and mine.exists()
 
 
 def test_unknown_kernel_is_named(tmp_path) -> None:
