@@ -53,6 +53,7 @@ class Talk:
         self.system = system
         self.reader = reader
         self.was_interrupted = False
+        self.unanswered: str | None = None  # a message whose answer never began
 
     # ------------------------------------------------------------ input
     def messages(self) -> Iterator[str]:
@@ -94,12 +95,13 @@ class Talk:
         self.task.screen.say(HELP)
 
     def _clear(self) -> None:
+        self.unanswered = None
         self.task.chat.clear()
         self.task.sampler.reset()
         self.task.screen.say("forgotten")
 
     def _regenerate(self) -> None:
-        last = self.task.chat.take_back()
+        last = self.unanswered or self.task.chat.take_back()
         if last is None:
             self.task.screen.say("there is no message to answer again")
         else:
@@ -110,6 +112,7 @@ class Talk:
         """Send a message and show the answer. On a terminal, Ctrl-C stops only the answer."""
         task, screen = self.task, self.task.screen
         on_terminal = sys.stdin.isatty()
+        self.unanswered = text
         try:
             steps = task.chat.chat(
                 text,
@@ -118,6 +121,7 @@ class Talk:
                 params=task.params,
                 on_prompt=screen.prompt_progress,
             )
+            self.unanswered = None
             if task.options.verbose_prompt:
                 task.print_tokens(task.chat.session.prompt)
             finish = task.show(steps, stop=False)

@@ -58,8 +58,9 @@ def run(
     logger = logging.getLogger("pyggml")
     before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
 
-    def start(*args: str, stdin: bytes = b"") -> Result:
+    def start(*args: str, stdin: bytes = b"", typed: bool = False) -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: typed)
         model = () if "-m" in args else ("-m", tiny_models["llama"])
         code = 0
         try:
@@ -202,6 +203,21 @@ def test_a_message_that_ends_with_the_input(run: Run) -> None:
     assert run("-cnv", *HELLO[2:], stdin=b"Hello").out == expected
     assert run("-cnv", *HELLO, stdin=b"").out == expected
     assert run("-cnv", "-mli", *HELLO[2:], stdin=b"Hello\\\n").out == expected
+
+
+def test_ctrl_c_before_an_answer_begins_leaves_the_question(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupt(*_: object) -> None:
+        for kind in interrupts:
+            raise kind
+
+    monkeypatch.setattr("pyggml.tools.ui.Screen.prompt_progress", interrupt)
+    result = run("-cnv", *HELLO[2:], stdin=b"Hello\n/regen\n", typed=True)
+    assert result.code == 0 and "stopped; Ctrl-C again leaves" in result.err
+    assert result.out == run("-cnv", "-st", *HELLO).out
 
 
 def test_a_system_prompt_without_a_chat_is_reported(run: Run) -> None:
