@@ -137,16 +137,16 @@ class Session:
         n_past = self._reuse(prompt)
         todo = prompt[n_past:]
         # ubatch by ubatch: progress is seen, and what was computed before a Ctrl-C is not lost
-        step = self.context.params.n_ubatch
-        if on_prompt:
-            on_prompt(0, len(todo))
-        for i in range(0, len(todo), step):
-            self._decode(todo[i : i + step], logits="last" if i + step >= len(todo) else "none")
-            if on_prompt:
-                on_prompt(min(i + step, len(todo)), len(todo))
+        step, total = self.context.params.n_ubatch, len(todo)
         self.timings.n_cached = n_past
-        self.timings.n_prompt = len(todo)
-        self.timings.prompt_ms = 1e3 * (time.perf_counter() - start)
+        if on_prompt:
+            on_prompt(0, total)
+        for i in range(0, total, step):
+            self._decode(todo[i : i + step], logits="last" if i + step >= total else "none")
+            self.timings.n_prompt = min(i + step, total)
+            self.timings.prompt_ms = 1e3 * (time.perf_counter() - start)
+            if on_prompt:
+                on_prompt(self.timings.n_prompt, total)
 
     # An interrupt may come between any two lines: `tokens` is cut before the memory is, and grows
     # after it, so that it never promises what the memory does not hold.

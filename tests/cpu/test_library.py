@@ -149,3 +149,15 @@ def test_every_cpu_computes_the_same_bits_of_more_types(type) -> None:
 @pytest.mark.slow
 def test_all_kernels_compile() -> None:
     KernelLibrary().compile_all()
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_worker_behind(tmp_path) -> None:
+    def interrupt(done: int, total: int, name: str) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        KernelLibrary(cache=tmp_path).addresses([*SMALL, "run_plan", "run_worker"], interrupt)
+    with pytest.raises(ChildProcessError):  # there is no child to wait for
+        os.waitpid(-1, os.WNOHANG)

@@ -57,6 +57,7 @@ def run(
     """Runs the tool in this process, with the tiny model unless -m names another."""
     logger = logging.getLogger("pyggml")
     before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
+    on_interrupt = signal.getsignal(signal.SIGINT)
 
     def start(*args: str, stdin: bytes = b"", typed: bool = False) -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -75,6 +76,7 @@ def run(
         handler.close()
     logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
     logger.setLevel(level)
+    signal.signal(signal.SIGINT, on_interrupt)
 
 
 # ---------------------------------------------------------------- completion
@@ -480,17 +482,15 @@ def test_ctrl_c_shows_the_timings_and_exits_130(
 
 
 def test_ctrl_c_while_the_prompt_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt(screen: object, done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyggml.tools.ui.Screen.prompt_progress", lambda self, *n: interrupt(*n))
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        result = run("-p", "Hello, the world", "-ub", "4")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    monkeypatch.setattr("pyggml.tools.ui.Screen.prompt_progress", interrupt)
+    result = run("-p", "0123456789", "-ub", "4")
     assert (result.code, result.out) == (130, "")
     assert re.fullmatch(TIMINGS + "\n", result.err)
+    assert result.err.startswith("[ prompt 8, ") and result.err.endswith("| context 8/4096 ]\n")
 
 
 def test_closed_streams(tiny_models: dict[str, str]) -> None:
