@@ -13,9 +13,22 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run in this process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]  # flags, stdin=b"", typed=False
 
 MODULE = [sys.executable, "-m", "pyggml"]
 PATIENCE = 120.0  # seconds; kernels may have to be compiled

@@ -1,15 +1,22 @@
-"""Tiny models, a device that compiles nothing, and a stand-in for a llama-bench binary."""
+"""Tiny models, tools run in this process, and a stand-in for a llama-bench binary."""
 
+import io
+import logging
+import os
+import signal
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import tiny
+from cli_process import Result, Run
 
 from pyggml import registry
 from pyggml.backends.reference.device import RefDevice
+from pyggml.tools import environment
+from pyggml.tools.main import run_tool
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +50,42 @@ def fake_llama_bench(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags come from the command line only."""
+    for name in list(os.environ):
+        if name.startswith(environment.PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(
+    tiny_models: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Run]:
+    """Runs pyllama-cli in this process, with the tiny model unless -m names another."""
+    logger = logging.getLogger("pyggml")
+    before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
+    on_interrupt = signal.getsignal(signal.SIGINT)
+
+    def start(*args: str, stdin: bytes = b"", typed: bool = False) -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: typed)
+        model = () if "-m" in args else ("-m", tiny_models["llama"])
+        code = 0
+        try:
+            run_tool("cli", [*model, *args])
+        except SystemExit as left:
+            code = int(left.code or 0)
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    yield start
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
+    logger.setLevel(level)
+    signal.signal(signal.SIGINT, on_interrupt)

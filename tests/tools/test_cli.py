@@ -1,82 +1,25 @@
-"""pyllama-cli with pipes: what it prints where, exit codes, and what it says of bad input."""
+"""pyllama-cli with pipes: what it prints where, exit codes, chats, logs, and as a process."""
 
-import errno
-import io
-import logging
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import MODULE, PATIENCE, environment, run_cli
-from raw_gguf import RawGguf, text
+from cli_process import MODULE, PATIENCE, Run, environment, run_cli
 
 from pyggml import registry
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.llama import load
-from pyggml.tools import environment as variables
 from pyggml.tools import main
-from pyggml.tools.main import run_tool
 
 HELLO = ("-p", "Hello", "-n", "4", "--temp", "0")
 TIMINGS = (
     r"\[ prompt \d+(, [\d.]+ t/s)? \| generated \d+ tokens?(, [\d.]+ t/s)? \| context \d+/\d+ \]"
 )
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(variables.PREFIXES):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def run(
-    tiny_models: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Iterator[Run]:
-    """Runs the tool in this process, with the tiny model unless -m names another."""
-    logger = logging.getLogger("pyggml")
-    before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
-    on_interrupt = signal.getsignal(signal.SIGINT)
-
-    def start(*args: str, stdin: bytes = b"", typed: bool = False) -> Result:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: typed)
-        model = () if "-m" in args else ("-m", tiny_models["llama"])
-        code = 0
-        try:
-            run_tool("cli", [*model, *args])
-        except SystemExit as left:
-            code = int(left.code or 0)
-        out, err = capsys.readouterr()
-        return Result(code, out, err)
-
-    yield start
-    for handler in logger.handlers:
-        handler.close()
-    logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
-    logger.setLevel(level)
-    signal.signal(signal.SIGINT, on_interrupt)
 
 
 # ---------------------------------------------------------------- completion
@@ -302,144 +245,6 @@ def test_warm_up_is_one_empty_run(tiny_models: dict[str, str]) -> None:
             return 0 if context._built is None else 1
 
     assert (graphs(), graphs(warmup=True), graphs(warmup=False)) == (1, 1, 0)
-
-
-# ---------------------------------------------------------------- bad input
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda raw: None, ": no such file"),
-        (lambda raw: b"", ": is empty (0 bytes)"),
-        (lambda raw: raw[:1000], "the file is damaged or incomplete"),
-        (lambda raw: raw[:-1000], "the file is damaged or incomplete"),
-        (lambda raw: b"GGML" + raw[4:], ": not a GGUF file"),
-        (lambda raw: b"PK\3\4" + raw[4:], ": not a GGUF file"),
-        (lambda raw: raw[:4] + struct.pack("<I", 1) + raw[8:], ": GGUF version 1 is no longer"),
-        (lambda raw: raw.replace(b"llama", b"lmama"), ": unknown model architecture: 'lmama'"),
-        (
-            lambda raw: raw.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"),
-            ": tensor 'blk.1.ffn_up.weight' is missing",
-        ),
-        (
-            lambda raw: raw.replace(struct.pack("<2Q", 128, 160), struct.pack("<2Q", 160, 128)),
-            ".weight' has wrong shape; expected [128, 160], got [160, 128]",
-        ),
-        (lambda raw: RawGguf([text("general.architecture", "llama")]).build(), "key not found"),
-    ],
-)
-def test_bad_models(
-    make: Callable[[bytes], bytes | None],
-    said: str,
-    run: Run,
-    tiny_models: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "model.gguf"
-    raw = make(Path(tiny_models["llama"]).read_bytes())
-    if raw is not None:
-        path.write_bytes(raw)
-    result = run("-m", str(path), *HELLO)
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith(f"error: {path}: ") and said in result.err
-    assert result.err.count("\n") <= 3
-
-
-def test_a_type_that_cannot_be_run(run: Run, tiny_models: dict[str, str], tmp_path: Path) -> None:
-    # I8 has kernels for nothing; its tensors are as long as the file says because they are cut
-    raw = Path(tiny_models["llama"]).read_bytes()
-    name = b"blk.1.ffn_up.weight"
-    at = raw.index(name) + len(name) + 4 + 16
-    assert raw[at : at + 4] == struct.pack("<I", 0)
-    path = tmp_path / "model.gguf"
-    path.write_bytes(raw[:at] + struct.pack("<I", 24) + raw[at + 4 :])
-    result = run("-m", str(path), *HELLO)
-    assert (result.code, result.out) == (1, "")
-    assert f"error: {path}: " in result.err and result.err.count("\n") <= 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "said"),
-    [
-        ("-m {tmp}", 1, "{tmp}: is a directory: name the .gguf file inside it"),
-        ("-c 1000000000", 1, "a context of 1000000000 tokens needs 488,281 MiB"),
-        ("-c -5", 1, "--ctx-size -5 is too small: it must be at least 0"),
-        ("-b 0", 1, "--batch-size 0 is too small: it must be at least 1"),
-        ("-n -3", 1, "--predict -3: a number of tokens, -1 or -2"),
-        ("-l 999+1", 1, "--logit-bias: token 999 is not in the vocabulary (0 to 299)"),
-        ("--override-kv llama.x", 1, "--override-kv llama.x: it must be KEY=TYPE:VALUE"),
-        ("--override-kv a=int:x", 1, "--override-kv a=int:x: 'x' is not a whole number"),
-        ("--log-file {tmp}/no/log", 1, "--log-file {tmp}/no/log: no such file or directory"),
-        ("--chat-template bogus", 1, "--chat-template 'bogus' is neither"),
-        ("--chat-template-file {tmp}/no", 1, "--chat-template-file {tmp}/no: no such file"),
-        ("--chat-template a --chat-template-file b", 1, "contradict each other"),
-        ("-f {tmp}/no", 1, "--prompt and --file contradict each other"),
-        ("--context-shift -n -2", 1, "--context-shift and --predict -2"),
-        ("-nglx 3", 2, "No such option: -nglx (did you mean -ngl?)"),
-        ("-n 1.5", 2, "'1.5' is not a valid integer"),
-        ("--temp", 2, "Option '--temp' requires an argument."),
-    ],
-)
-def test_bad_flags(flags: str, code: int, said: str, run: Run, tmp_path: Path) -> None:
-    def filled(text: str) -> str:
-        return text.replace("{tmp}", str(tmp_path))
-
-    result = run(*HELLO[:2], *filled(flags).split())
-    assert (result.code, result.out) == (code, "")
-    assert f"error: {filled(said)}" in result.err or filled(said) in result.err
-    assert result.err.startswith("error: ") and result.err.count("\n") <= 3
-
-
-def test_a_prompt_that_does_not_fit(run: Run) -> None:
-    result = run("-c", "256", "-n", "1", stdin=b"a" * 252)
-    assert (result.code, result.out) == (1, "")
-    assert result.err == (
-        "error: the prompt is too long: 253 tokens, but a context of 256 holds at most 252: "
-        "use a larger --ctx-size\n"
-    )
-    assert run("-c", "256", "-n", "1", stdin=b"a" * 251).code == 0
-
-
-def test_no_prompt(run: Run, tmp_path: Path) -> None:
-    for flags in ((), ("-no-cnv",)):
-        result = run("-n", "1", *flags)
-        assert result.code == 1 and result.err.startswith("error: there is no prompt: give one")
-    assert "needs a message" in run("-cnv", "-st").err
-
-
-def test_broken_text_on_stdin(run: Run) -> None:
-    assert run("-n", "1", stdin=b"abc\xff").err.startswith("error: stdin: not UTF-8: byte 3")
-    assert "stdin: not UTF-8" in run("-cnv", "-n", "1", stdin=b"abc\xff\n").err
-
-
-def test_a_value_from_the_environment_is_traced_back(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "-4")
-    result = run(*HELLO)
-    assert result.err.splitlines()[1] == "--ctx-size was set by LLAMA_ARG_CTX_SIZE=-4"
-    assert run(*HELLO, "-c", "256").code == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (AssertionError(), r"error: a bug in pyggml: AssertionError \(test_cli\.py:\d+\)\n.*-v"),
-        (RuntimeError("no"), r"error: a bug in pyggml: RuntimeError no \(test_cli\.py:\d+\)\n"),
-        (MemoryError(), r"error: out of memory: use a smaller --ctx-size"),
-        (OSError(errno.ENOSPC, "No space left", "x"), r"error: x: no space left\n"),
-    ],
-)
-def test_other_errors_are_sentences_without_v(
-    error: Exception, said: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("pyggml.tools.cli.load_model", fail)
-    result = run(*HELLO)
-    assert result.code == 1 and re.match(said, result.err)
-    with pytest.raises(type(error)):
-        run(*HELLO, "-v")
 
 
 # ---------------------------------------------------------------- as a process

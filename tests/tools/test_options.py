@@ -1,7 +1,6 @@
 """Flags: the table, how the command line and the environment are read, help and documentation."""
 
 import dataclasses
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pyggml.llama.context_params import ContextParams
 from pyggml.llama.loader import ModelParams
 from pyggml.llama.sampling import SamplingParams
 from pyggml.llama.session import GenerateParams
-from pyggml.tools import environment, options_doc
+from pyggml.tools import options_doc
 from pyggml.tools.flag import Flag
 from pyggml.tools.flags import ABSENT, rows
 from pyggml.tools.main import TOOLS
@@ -29,13 +28,6 @@ PARAMS = {
     "model": ModelParams(),
     "sampling": SamplingParams(),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(environment.PREFIXES):
-            monkeypatch.delenv(name)
 
 
 def parsed(*args: str, tool: str = "cli") -> dict[str, Any]:
