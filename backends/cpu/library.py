@@ -76,6 +76,7 @@ class KernelLibrary:
         found = {n: read_object(folder / f"{n}.o") for n in names}
         missing = [n for n, code in found.items() if code is None]
         if missing:
+            log.info("compiling %d kernels for this CPU into %s", len(missing), folder)
             progress(0, len(missing), "")
         for done, name in enumerate(_compile(missing, folder, self.target), 1):
             progress(done, len(missing), name)
