@@ -26,6 +26,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import platformdirs
 
+from pyggml.backends.cpu.memory import release_code
 from pyggml.backends.cpu.object_file import read_object
 from pyggml.backends.cpu.target import Target
 
@@ -110,6 +111,7 @@ class KernelLibrary:
         engine.finalize_object()
         self._engines.append(engine)
         found = {name: engine.get_function_address(name) for name in objects}
+        release_code("libllvmlite")
         assert all(found.values()), f"no code for {[n for n, a in found.items() if not a]}"
         return found
 

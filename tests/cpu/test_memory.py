@@ -6,7 +6,12 @@ import sys
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu.memory import ALIGNMENT, aligned_words, reserve, zero
+from pyggml.backends.cpu.memory import ALIGNMENT, aligned_words, release_code, reserve, zero
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def test_reserved_memory_is_zero_before_and_after() -> None:
@@ -21,10 +26,6 @@ def test_reserved_memory_is_zero_before_and_after() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts pages in /proc")
 def test_zeroing_gives_pages_back() -> None:
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
     memory = reserve(64 << 20)
     memory[:] = 1
     full = resident()
@@ -42,3 +43,21 @@ def test_words_start_on_a_cache_line() -> None:
     for n in (1, 7, 8, 100):
         words = aligned_words(n)
         assert words.ctypes.data % ALIGNMENT == 0 and len(words) == n and not words.any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages in /proc")
+def test_released_code_still_runs() -> None:
+    import llvmlite.binding as llvm
+
+    def compile_something() -> int:
+        module = llvm.parse_assembly("define i32 @f() {\nret i32 7\n}")
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        return len(machine.emit_object(module))
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    size = compile_something()
+    full = resident()
+    release_code("libllvmlite")
+    assert full - resident() > 1 << 20
+    assert compile_something() == size
