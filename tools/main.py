@@ -120,8 +120,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{(error.strerror or str(error)).lower()}"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(place.filename).name}:{place.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
     what = f"{type(error).__name__} {error}".strip()
     return f"a bug in pyggml: {what} ({where})\nplease report it with what -v adds to this"
 

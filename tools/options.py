@@ -13,6 +13,7 @@ from pyggml.tools.flags import ABSENT, rows
 from pyggml.version import __version__
 
 Values = Mapping[str, Any]
+METAVARS: Mapping[object, str] = {int: "N", float: "X"}
 HELP_NAMES = ("-h", "--help", "--usage")
 ALWAYS = (
     ("-h, --help, --usage", "show this help and leave"),
@@ -124,7 +125,7 @@ def _option(index: int, flag: Flag) -> click.Option:
     if flag.optional:
         common |= {"is_flag": False, "flag_value": flag.optional}
     kind = click.Choice(flag.kind) if isinstance(flag.kind, tuple) else flag.kind
-    metavar = flag.metavar or {int: "N", float: "X"}.get(kind)
+    metavar = flag.metavar or METAVARS.get(flag.kind)
     return click.Option(declared, type=kind, multiple=flag.repeat, metavar=metavar, **common)
 
 

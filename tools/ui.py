@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from typing import IO
+from typing import TextIO
 
 DIM, GREEN, YELLOW, RESET = "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
@@ -32,8 +32,8 @@ class Screen:
     def __init__(
         self,
         color: str = "auto",
-        err: IO[str] | None = None,
-        out: IO[str] | None = None,
+        err: TextIO | None = None,
+        out: TextIO | None = None,
         *,
         verbosity: int = 3,
     ) -> None:
