@@ -22,6 +22,8 @@ SHOWN_TEXT = 60  # characters of a value
 
 def log_start(task: Task, params: SamplingParams) -> None:
     """The model, and how tokens will be chosen."""
+    if not log.isEnabledFor(logging.INFO):
+        return
     model, context, run = task.llama.model, task.chat.session.context, task.params
     for line in (*model_lines(model), *context_lines(context)):
         log.info("%s", line)
@@ -36,6 +38,8 @@ def log_start(task: Task, params: SamplingParams) -> None:
 
 def log_end(task: Task) -> None:
     """Times and memory of everything since the model was ready."""
+    if not log.isEnabledFor(logging.INFO):
+        return
     for line in (*perf_lines(task), *memory_lines(task.llama.model, task.chat.session.context)):
         log.info("%s", line)
 

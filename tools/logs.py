@@ -35,7 +35,6 @@ def set_up(values: Mapping[str, Any], screen: Screen | None = None) -> None:
         logger.removeHandler(handler)
         handler.close()
     logger.propagate = False
-    logger.setLevel(logging.DEBUG)
     # a log that cannot be written is no reason to stop, or to print tracebacks
     logging.raiseExceptions = False
     console = _Console(screen)
@@ -44,6 +43,8 @@ def set_up(values: Mapping[str, Any], screen: Screen | None = None) -> None:
     path = values.get("log_file")
     if path:
         logger.addHandler(_file_handler(Path(path)))
+    # what nobody listens to is not even put together
+    logger.setLevel(logging.DEBUG if path else console.level)
 
 
 class _Console(logging.StreamHandler[TextIO]):
