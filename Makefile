@@ -20,7 +20,7 @@ test: $(VENV)/dev.ok $(SMOLLM2) $(GEMMA3)  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: $(VENV)/dev.ok $(SMOLLM2) $(GEMMA3)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=default
 
 check: $(VENV)/dev.ok  ## format, lint, types, sizes
 	$(BIN)/ruff format --check .

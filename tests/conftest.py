@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples on every machine; `make test-all` looks for new ones.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
 
 # Read when NumPy is first imported, after this file. A BLAS thread that waits for one whose core
 # another test worker has is several times slower than one thread alone.
