@@ -121,7 +121,7 @@ def _load(path: Path, stack: ExitStack) -> _Loaded:
     if loaded.split_count > 1 and loaded.is_followed_by_gguf():
         raise GgufError(
             f"{path}: another GGUF file follows at byte {loaded.header.data_end:,}: parts of a "
-            "split model were joined byte by byte; merge them with `pyllama-gguf merge` instead"
+            "split model were joined byte by byte; merge them with `llama-gguf-split --merge`"
         )
     return loaded
 
