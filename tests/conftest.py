@@ -1,6 +1,8 @@
 """Real models for end-to-end tests, found on this machine or skipped with a reason."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,14 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M Instruct, Q4_K_M (262,144 tokens, SPM vocabulary)."""
     return find_model(GEMMA3)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A tool that runs in this process sets up the logger; the next test must not see that."""
+    logger = logging.getLogger("pyggml")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
