@@ -49,8 +49,10 @@ def gemma3() -> Path:
 def logging_as_it_was() -> Iterator[None]:
     """A tool that runs in this process sets up the logger; the next test must not see that."""
     logger = logging.getLogger("pyggml")
-    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
     yield
-    logger.handlers[:] = handlers
+    for handler in logger.handlers:
+        if handler not in before[0]:
+            handler.close()
+    logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
     logger.setLevel(level)
-    logger.propagate = propagate

@@ -1,7 +1,6 @@
 """Tiny models, tools run in this process, and a stand-in for a llama-bench binary."""
 
 import io
-import logging
 import os
 import signal
 import stat
@@ -67,8 +66,6 @@ def run(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Run]:
     """Runs pyllama-cli in this process, with the tiny model unless -m names another."""
-    logger = logging.getLogger("pyggml")
-    before = logger.handlers[:], logger.propagate, logger.level, logging.raiseExceptions
     on_interrupt = signal.getsignal(signal.SIGINT)
 
     def start(*args: str, stdin: bytes = b"", typed: bool = False) -> Result:
@@ -84,8 +81,4 @@ def run(
         return Result(code, out, err)
 
     yield start
-    for handler in logger.handlers:
-        handler.close()
-    logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
-    logger.setLevel(level)
     signal.signal(signal.SIGINT, on_interrupt)
