@@ -19,6 +19,7 @@ from pyggml.llama.batch import Batch
 from pyggml.llama.chat import ChatTemplate, select_template
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams, RopeOverrides
+from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import Model, ModelParams, Progress, load_model
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
 from pyggml.llama.session import GenerateParams, Session, Step, Timings
@@ -230,8 +231,9 @@ def load(
     """Load a GGUF model.
 
     Keywords are the command line's parameters: the fields of ModelParams (load_mode, repack,
-    check_tensors), of ContextParams (n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch,
-    flash_attn, type_k, type_v, swa_full, ...) and of RopeOverrides (freq_base, freq_scale, ...).
+    check_tensors, numa), of ContextParams (n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch,
+    flash_attn, type_k, type_v, swa_full, ...), of CpuParams (cpu_mask, cpu_range, cpu_strict, prio,
+    poll, and each with _batch) and of RopeOverrides (freq_base, freq_scale, ...).
 
     >>> with load("model.gguf", n_ctx=2048) as llama:
     ...     for step in llama.session().chat("Why is the sky blue?", n_predict=32, temp=0):
@@ -240,10 +242,12 @@ def load(
     overrides = tuple(parse_override(o) if isinstance(o, str) else o for o in override_kv)
     for_model, params = _split(ModelParams, params)
     for_rope, params = _split(RopeOverrides, params)
+    for_cpu, params = _split(CpuParams, params)
     for_context, unknown = _split(ContextParams, params)
-    _refuse(unknown, ModelParams, ContextParams, RopeOverrides)
+    _refuse(unknown, ModelParams, ContextParams, CpuParams, RopeOverrides)
     rope = replace(for_context.pop("rope", RopeOverrides()), **for_rope)
-    context_params = ContextParams(rope=rope, **for_context)
+    cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
+    context_params = ContextParams(rope=rope, cpu=cpu, **for_context)
     for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
     model = load_model(path, ModelParams(**for_model), progress, devices=devices)
     try:

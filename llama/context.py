@@ -74,6 +74,7 @@ class Context:
         hp = model.hparams
         self.params = (params or ContextParams()).resolved(hp, model.n_cores)
         self.hparams = self.params.rope.apply_all(hp)
+        self._threads, self._threads_batch = self.params.threads(1), self.params.threads(2)
         self.perf = Perf()
         self._built: _Built | None = None
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
@@ -297,9 +298,9 @@ class Context:
             raise RuntimeError(f"computing the graph failed: {status.name}")
 
     def _use_threads(self, n_tokens: int) -> None:
-        n = self.params.n_threads if n_tokens == 1 else self.params.n_threads_batch
+        threads = self._threads if n_tokens == 1 else self._threads_batch
         for backend in self.backends:
-            backend.set_n_threads(n)
+            backend.set_threads(threads)
 
     def _describe(self, shape: GraphShape) -> _Built:
         builder = Builder(

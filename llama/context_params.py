@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pyggml.backend import pad
 from pyggml.dtypes import GGMLType
 from pyggml.errors import ConfigError
+from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.hparams import ROPE_TYPES, HParams, RopeScaling
+from pyggml.threads import ThreadParams
 
 FLASH_ATTN = ("auto", "on", "off")
 CACHE_TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
@@ -71,8 +73,9 @@ class ContextParams:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_seq_max: int = 1
-    n_threads: int = 0  # 0: all cores
+    n_threads: int = 0  # 0: one for each CPU that may be used
     n_threads_batch: int = 0  # 0: like n_threads
+    cpu: CpuParams = CpuParams()
     flash_attn: str = "auto"
     type_k: str = "f16"
     type_v: str = "f16"
@@ -103,12 +106,19 @@ class ContextParams:
         """Every "0 means" replaced; llama.cpp's order: batch limited first, then n_ctx padded."""
         n_ctx = self.n_ctx or hp.n_ctx_train
         n_batch = min(self.n_batch, n_ctx)
-        n_threads = self.n_threads or n_cores
+        n_threads = self.n_threads or len(self.cpu.cpus or ()) or n_cores
+        n_threads_batch = self.n_threads_batch or len(self.cpu.cpus_batch or ()) or n_threads
         return replace(
             self,
             n_ctx=pad(n_ctx, CTX_STEP),
             n_batch=n_batch,
             n_ubatch=min(self.n_ubatch or n_batch, n_batch),
             n_threads=n_threads,
-            n_threads_batch=self.n_threads_batch or n_threads,
+            n_threads_batch=n_threads_batch,
         )
+
+    def threads(self, n_tokens: int) -> ThreadParams:
+        """How a graph of so many tokens runs; of resolved parameters."""
+        if n_tokens == 1:
+            return self.cpu.generation(self.n_threads)
+        return self.cpu.batch(self.n_threads_batch)

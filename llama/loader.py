@@ -29,6 +29,7 @@ from pyggml.tensor import Tensor, padded
 log = logging.getLogger("pyggml.loader")
 
 MAP_ALIGNMENT = 32  # tensors that lie less well in the file are copied
+NUMA_MODES = ("distribute", "isolate", "numactl")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
 Progress = Callable[[float], bool]  # share of the bytes that is loaded -> False cancels
 
@@ -45,8 +46,11 @@ class ModelParams:
     repack: bool = True
     check_tensors: bool = False
     overrides: tuple[Override, ...] = ()
+    numa: str = ""  # of NUMA_MODES: how memory nodes are used
 
     def __post_init__(self) -> None:
+        if self.numa not in ("", *NUMA_MODES):
+            raise ConfigError(f"--numa {self.numa}: one of {', '.join(NUMA_MODES)}")
         if self.load_mode not in LOAD_MODES:
             raise ConfigError(f"--load-mode {self.load_mode}: one of {', '.join(LOAD_MODES)}")
 
@@ -131,6 +135,8 @@ def load_model(
     try:
         with _about(gguf):
             placed, model = _describe(gguf, params, tuple(devices or registry.devices()))
+        for device in model.devices:
+            device.use_numa(params.numa)
         _Loading(model, params, placed, progress or (lambda share: True)).run()
     except BaseException:
         gguf.close()

@@ -15,6 +15,7 @@ from pyggml.errors import OutOfMemory
 from pyggml.graph import Graph
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
+from pyggml.threads import ThreadParams
 
 NO_LIMIT = 1 << 62
 CompileProgress = Callable[[int, int, str], None]  # kernels done, kernels in all, the latest
@@ -117,6 +118,9 @@ class Device(ABC):
     def offload_op(self, node: Tensor) -> bool:
         """Worth copying host weights here for this op; False."""
         return False
+
+    def use_numa(self, mode: str) -> None:
+        """How weights loaded and backends made from now on use memory nodes; has none."""
 
     def watch_compiling(self, progress: CompileProgress) -> None:
         """Tell `progress` while kernels are compiled; nothing is compiled."""
@@ -247,6 +251,10 @@ class Backend(ABC):
 
     def set_n_threads(self, n: int) -> None:
         """How many threads the next graphs use; devices without threads ignore it."""
+
+    def set_threads(self, params: ThreadParams) -> None:
+        """How the threads of the next graphs run; devices without a choice see their number."""
+        self.set_n_threads(params.n_threads)
 
     def graph_optimize(self, graph: Graph, add_alloc_dep: AddAllocDep) -> None:
         """Reorder a split's nodes and ask for memory to be kept longer; leaves everything."""

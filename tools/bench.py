@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import IO, Any, TypeVar
 from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.errors import ConfigError, UserError
+from pyggml.threads import set_own_priority
 from pyggml.tools import bench_memory, bench_startup, logs
 from pyggml.tools.bench_measure import (
     ATTEMPTS,
@@ -34,9 +34,6 @@ from pyggml.tools.cli import list_devices
 from pyggml.tools.ui import Screen
 
 R = TypeVar("R")
-
-# llama.cpp's priorities: low, normal (nothing is changed), medium, high, realtime
-NICE = {-1: 5, 1: -5, 2: -10, 3: -20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +108,8 @@ def run(values: Mapping[str, Any]) -> None:
 
 def set_priority(level: int) -> None:
     """As llama.cpp: a nice value for the process; its threads inherit it."""
-    if level not in NICE:
-        return
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, NICE[level])
+        set_own_priority(level)
     except OSError as error:
         raise UserError(
             f"--prio {level}: the system refuses ({error.strerror}); "

@@ -10,6 +10,7 @@ from typing import Any
 from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.llama.api import Llama
+from pyggml.threads import set_own_priority
 from pyggml.tools import completion, conversation, details, logs
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
@@ -43,6 +44,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
     use_stdin = not options.conversation or options.single_turn
     system, prompt = find_system(values), find_prompt(values, use_stdin=use_stdin)
     _warn_without_gpu(values, screen)
+    _set_priority(values.get("cpu.prio", 0), screen)
     with _load(values, screen) as llama:
         on_terminal = sys.stdin.isatty()
         is_chat = options.is_chat(has_template=llama.has_template, on_terminal=on_terminal)
@@ -63,6 +65,14 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
                 completion.run(task, prompt)
         finally:
             details.log_end(task)
+
+
+def _set_priority(level: int, screen: Screen) -> None:
+    """Of this thread; the workers take theirs, and what is started later inherits it."""
+    try:
+        set_own_priority(level)
+    except OSError as e:
+        screen.warn(f"--prio {level}: the system refuses ({e.strerror}); needs CAP_SYS_NICE")
 
 
 def _load(values: Mapping[str, Any], screen: Screen) -> Llama:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyggml.tools import flags_bench
 from pyggml.tools.flag import ALL, ON_OFF_AUTO, Flag
 from pyggml.tools.flags_sampling import SAMPLING
+from pyggml.tools.flags_threads import THREADS
 
 GROUPS: Mapping[str, Sequence[Flag]] = {
     "Model": (
@@ -65,7 +66,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "context.n_threads",
             int,
             "threads that generate",
-            "-1: all cores",
+            "-1: all cores, or those of -C",
             "THREADS",
         ),
         Flag("-tb --threads-batch", "context.n_threads_batch", int, "threads for prompts", "as -t"),
@@ -174,6 +175,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "YARN_BETA_FAST",
         ),
     ),
+    "Threads": THREADS,
     "Prompt and output": (
         Flag(
             "-p --prompt",
@@ -318,8 +320,6 @@ ABSENT: Mapping[str, str] = {
     "-mg --main-gpu -dev --device -kvo --kv-offload -nkvo --no-kv-offload --op-offload "
     "--no-op-offload --no-host -fit --fit -fitt --fit-target -fitc --fit-ctx "
     "--rpc": "everything runs on the CPU",
-    "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio "
-    "--poll": "the system places the threads; -t says how many there are",
     "--grammar --grammar-file -j --json-schema -jf --json-schema-file": "there are no grammars",
     "--lora --lora-scaled --control-vector --control-vector-scaled": "there are no adapters",
     "-md --model-draft --spec-draft-model --spec-type --draft": "there is no speculative decoding",

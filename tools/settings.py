@@ -9,6 +9,7 @@ from pyggml.errors import ConfigError, UserError
 from pyggml.gguf import parse_overrides
 from pyggml.llama.api import Llama, load
 from pyggml.llama.context_params import ContextParams, RopeOverrides
+from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import ModelParams, Progress
 from pyggml.llama.sampling import (
     SamplingParams,
@@ -34,6 +35,7 @@ def check(values: Mapping[str, Any]) -> None:
     generation(values)
     ModelParams(**_model(values))
     ContextParams(**_context(values))
+    CpuParams(**section(values, "cpu"))
     RopeOverrides(**_rope(values))
 
 
@@ -48,6 +50,7 @@ def load_model(values: Mapping[str, Any], progress: Progress) -> Llama:
         jinja=values.get("jinja", True),
         **_model(values),
         **_context(values),
+        **section(values, "cpu"),
         **_rope(values),
     )
 

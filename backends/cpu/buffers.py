@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from pyggml.backend import Buffer, BufferType, buffer_of
@@ -24,6 +27,7 @@ from pyggml.backends.cpu.pool import ENTRY_POINTS
 from pyggml.errors import OutOfMemory
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
+from pyggml.threads import Cpus
 
 if TYPE_CHECKING:
     from pyggml.backends.cpu.device import CpuDevice
@@ -182,7 +186,9 @@ class RepackBuffer(Buffer):
         blocks = tensor.ne[0] // tensor.type.block_size
         params = (tensor.nrows, blocks, panel.panel_bytes(tensor.ne[0]))
         node[layout.PARAMS : layout.PARAMS + len(params)] = params
-        _run_in_threads(code, node.ctypes.data, tensor.nrows // ROWS)
+        numa = self.buft.device.numa
+        groups = numa.groups() if numa is not None else ()
+        _run_in_threads(code, node.ctypes.data, tensor.nrows // ROWS, groups)
 
     def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")
@@ -198,15 +204,35 @@ class RepackBuffer(Buffer):
         self._memory = None
 
 
-def _run_in_threads(code: int, node: int, n_items: int) -> None:
-    """Run all chunks of a kernel on plain threads: loading needs no pool of its own."""
+def _run_in_threads(code: int, node: int, n_items: int, groups: Sequence[Cpus]) -> None:
+    """Run all chunks of a kernel on plain threads: loading needs no pool of its own.
+
+    `groups`: sets of CPUs whose threads take chunks in turn, so that the pages of chunk i come to
+    lie near group i modulo their number; (): threads run anywhere.
+    """
     i32 = ctypes.c_int32
     kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, i32, i32, i32)(code)
     n_threads = usable_cores()
-    n_chunks = min(n_items, 4 * n_threads)
-    if n_items < 64 or n_threads == 1:
+    n_chunks = min(n_items, 4 * max(n_threads, len(groups)))
+    if not groups and (n_items < 64 or n_threads == 1):
         kernel(node, 0, 0, 1)
         return
-    with ThreadPoolExecutor(n_threads) as executor:
-        for _ in executor.map(lambda chunk: kernel(node, 0, chunk, n_chunks), range(n_chunks)):
-            pass
+    with ExitStack() as stack:
+        executors = [
+            stack.enter_context(
+                ThreadPoolExecutor(len(cpus), initializer=_stay_on, initargs=(cpus,))
+            )
+            for cpus in groups
+        ] or [stack.enter_context(ThreadPoolExecutor(n_threads))]
+        running = [
+            executors[chunk % len(executors)].submit(kernel, node, 0, chunk, n_chunks)
+            for chunk in range(n_chunks)
+        ]
+        for future in running:
+            future.result()
+
+
+def _stay_on(cpus: Cpus) -> None:
+    """Keep the calling thread on some CPUs; where that is refused its pages lie anywhere."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)

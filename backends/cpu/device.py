@@ -6,6 +6,7 @@ import os
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -31,10 +32,13 @@ from pyggml.backends.cpu.buffers import (
 from pyggml.backends.cpu.library import KernelLibrary, usable_cores
 from pyggml.backends.cpu.lowering import find_lowering
 from pyggml.backends.cpu.memory import at_address
+from pyggml.backends.cpu.numa import Numa, find_numa
+from pyggml.backends.cpu.placement import Placement
 from pyggml.backends.cpu.plan import Plan, kernel_names
 from pyggml.backends.cpu.pool import ENTRY_POINTS, Pool
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
+from pyggml.threads import ThreadParams
 
 PLANS_KEPT = 8
 
@@ -51,6 +55,7 @@ class CpuDevice(Device):
         self._plain = HostBufferType("CPU", self)
         self._mapped = HostBufferType("CPU_Mapped", self)
         self._repack = RepackBufferType(self)
+        self.numa: Numa | None = None  # of what is loaded and made next
 
     @cached_property
     def description(self) -> str:  # type: ignore[override]  # read when first asked for
@@ -81,6 +86,9 @@ class CpuDevice(Device):
             return self._repack.supports_op(node)
         return find_lowering(node) is not None
 
+    def use_numa(self, mode: str) -> None:
+        self.numa = find_numa(mode)
+
     def watch_compiling(self, progress: CompileProgress) -> None:
         self.library.progress = progress
 
@@ -95,14 +103,22 @@ class CpuBackend(Backend):
 
     def __init__(self, device: CpuDevice, n_threads: int | None = None) -> None:
         self.device: CpuDevice = device
-        self.n_threads = n_threads or usable_cores()
+        self.threads = ThreadParams(n_threads or usable_cores())
         self.abort: Callable[[], bool] = lambda: False  # asked before every graph
+        self._placement = Placement(device.numa)
         self._pool: Pool | None = None
         self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
 
     def set_n_threads(self, n: int) -> None:
         """Threads, the caller included, that the next graphs use."""
-        self.n_threads = max(1, n)
+        self.threads = replace(self.threads, n_threads=max(1, n))
+
+    def set_threads(self, params: ThreadParams) -> None:
+        self.threads = params
+
+    @property
+    def n_threads(self) -> int:
+        return self.threads.n_threads
 
     def prepare(self, graph: Graph) -> None:
         kernels = kernel_names(graph, self.n_threads)
@@ -153,7 +169,8 @@ class CpuBackend(Backend):
         if self._pool is None or self._pool.n_threads < self.n_threads:
             if self._pool is not None:
                 self._pool.close()
-            self._pool = Pool(self.n_threads, self.device.library)
+            self._pool = Pool(self.n_threads, self.device.library, placement=self._placement)
+        self._pool.use(self.threads)
         return self._pool
 
     def _drop_oldest(self) -> None:

@@ -16,13 +16,15 @@ from pyggml.backends.cpu import state as s
 from pyggml.backends.cpu.library import KernelLibrary
 from pyggml.backends.cpu.memory import aligned_words
 from pyggml.backends.cpu.node import WORDS
+from pyggml.backends.cpu.placement import Placement
+from pyggml.threads import POLL, ThreadParams
 
 Words = npt.NDArray[np.int64]
 Entry = Callable[[int, int], int]
 
 ENTRY_POINTS = ("run_plan", "run_worker", "retire_plan")
 # One to two milliseconds: longer than the Python work between two graphs of a decode loop.
-SPINS = 50_000
+SPINS = 50_000  # at the usual level of polling
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,17 @@ class Pool:
     One graph at a time: `run` is for one thread at once.
     """
 
-    def __init__(self, n_threads: int, library: KernelLibrary, spins: int = SPINS) -> None:
+    def __init__(
+        self,
+        n_threads: int,
+        library: KernelLibrary,
+        spins: int = SPINS,
+        placement: Placement | None = None,
+    ) -> None:
         self.n_threads = n_threads
+        self._spins = spins
+        self._placement = placement or Placement()
+        self._params = ThreadParams(n_threads)  # as threads start
         signature = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         found = library.addresses(ENTRY_POINTS)
         self._library = library  # owns the code
@@ -62,7 +73,24 @@ class Pool:
         if n > self._n_started:
             self._start(n)
         self._state[s.THREADS // 8] = n
-        self._entries.run_plan(self._address, plan.ctypes.data)
+        with self._placement.caller(self._params):
+            self._entries.run_plan(self._address, plan.ctypes.data)
+
+    def use(self, params: ThreadParams) -> None:
+        """How the threads run from now on; how many is for `run` to say."""
+        if params == self._params:
+            return
+        self._placement.check(params)
+        self._state[s.SPINS // 8] = self._spins * params.poll // POLL
+        for ith, thread in enumerate(self._threads, 1):
+            self._place(thread, ith, self._params, params)
+        self._params = params
+
+    def _place(
+        self, thread: threading.Thread, ith: int, old: ThreadParams | None, new: ThreadParams
+    ) -> None:
+        assert thread.native_id is not None
+        self._placement.worker(thread.native_id, ith, old, new)
 
     def retire(self) -> None:
         """Afterwards no thread looks at any plan, and plans may be freed."""
@@ -78,6 +106,7 @@ class Pool:
             )
             self._threads.append(thread)
             thread.start()
+            self._place(thread, ith, None, self._params)
         self._n_started = n
 
 

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from pyggml.llama.context_params import ContextParams
+from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import ModelParams
 from pyggml.llama.sampling import SamplingParams
 from pyggml.llama.session import GenerateParams
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 CLI_FLAGS = [flag for _, flag in rows("cli")]
 PARAMS = {
     "context": ContextParams(),
+    "cpu": CpuParams(),
     "generate": GenerateParams(),
     "model": ModelParams(),
     "sampling": SamplingParams(),

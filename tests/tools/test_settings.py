@@ -39,6 +39,10 @@ MODEL = {"model": "x.gguf"}
         ({"mlock": True, "model.load_mode": "none"}, "--load-mode and --mlock contradict"),
         ({"rope_scale": 0.0}, "--rope-scale 0.0: it must be positive"),
         ({"rope.scaling": "x"}, "--rope-scaling x: one of none, linear, yarn"),
+        ({"cpu.cpu_mask": "xyz"}, "--cpu-mask 'xyz' is not a hexadecimal number such as 0xf"),
+        ({"cpu.cpu_range_batch": "3-x"}, "--cpu-range-batch '3-x' is not a range of CPUs"),
+        ({"cpu.poll": 101}, "--poll 101 is out of range: allowed are 0 to 100"),
+        ({"model.numa": "near"}, "--numa near: one of distribute, isolate, numactl"),
         ({"stop": (r"\xff",)}, r"--reverse-prompt: \xff is not UTF-8"),
     ],
 )
