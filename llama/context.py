@@ -83,6 +83,7 @@ class Context:
         self.memory = self._make_memory()
         self.backends: list[Backend] = []
         try:
+            model.use_numa(model.numa)  # another model may have been loaded meanwhile
             self.backends += (device.init_backend() for device in model.devices)
             self.sched = Scheduler(self.backends)
             self._reserve()

@@ -77,6 +77,7 @@ class Model:
     buffers: list[Buffer] = field(default_factory=list)
     lock: MemoryLock = field(default_factory=MemoryLock)
     load_ms: float = 0.0
+    numa: str = ""  # of NUMA_MODES
 
     @property
     def n_cores(self) -> int:
@@ -100,6 +101,12 @@ class Model:
         """Architecture, size and type: "llama 135M Q4_1"."""
         types = [t.type for t in self.gguf.tensors.values()]
         return describe(self.metadata, self.n_params, types)
+
+    def use_numa(self, mode: str) -> None:
+        """How this model's weights and contexts use memory nodes."""
+        self.numa = mode
+        for device in self.devices:
+            device.use_numa(mode)
 
     def close(self) -> None:
         """Give memory and files back."""
@@ -135,8 +142,7 @@ def load_model(
     try:
         with _about(gguf):
             placed, model = _describe(gguf, params, tuple(devices or registry.devices()))
-        for device in model.devices:
-            device.use_numa(params.numa)
+        model.use_numa(params.numa)
         _Loading(model, params, placed, progress or (lambda share: True)).run()
     except BaseException:
         gguf.close()

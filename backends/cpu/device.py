@@ -56,6 +56,7 @@ class CpuDevice(Device):
         self._mapped = HostBufferType("CPU_Mapped", self)
         self._repack = RepackBufferType(self)
         self.numa: Numa | None = None  # of what is loaded and made next
+        self._numa_mode = ""
 
     @cached_property
     def description(self) -> str:  # type: ignore[override]  # read when first asked for
@@ -87,7 +88,8 @@ class CpuDevice(Device):
         return find_lowering(node) is not None
 
     def use_numa(self, mode: str) -> None:
-        self.numa = find_numa(mode)
+        if mode != self._numa_mode:
+            self.numa, self._numa_mode = find_numa(mode), mode
 
     def watch_compiling(self, progress: CompileProgress) -> None:
         self.library.progress = progress

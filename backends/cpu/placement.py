@@ -62,8 +62,8 @@ class Placement:
     def check(self, params: ThreadParams) -> None:
         """Say that threads have to share CPUs."""
         if params.cpus is not None and len(params.cpus) < params.n_threads:
-            text = f"{params.n_threads} threads share {len(params.cpus)} CPUs"
-            self._say(text, f"{text} ({listed(params.cpus)}): fewer threads are faster")
+            text = f"{params.n_threads} threads share CPU {listed(params.cpus)}"
+            self._say(text, f"{text}: fewer threads are faster")
 
     def _set_cpus(self, tid: int, cpus: Cpus) -> None:
         if not hasattr(os, "sched_setaffinity"):

@@ -77,20 +77,50 @@ def test_strict_gives_each_thread_a_cpu_in_turn(pool: Pool) -> None:
 def test_the_caller_is_placed_while_a_graph_runs(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside = []
+    inside: list[list[str]] = []
+    entries = pool._entries
 
     class Entries:
+        """Looks at all threads before a graph starts, then is interrupted."""
+
+        run_worker = entries.run_worker
+
         def run_plan(self, state: int, plan: int) -> int:
-            inside.append(os.sched_getaffinity(0))
+            inside.append([allowed(t) for t in (threading.current_thread(), *pool._threads)])
             raise KeyboardInterrupt
 
-    entries = pool._entries
-    pool.use(ThreadParams(1, LAST))
+    pool.use(ThreadParams(3, LAST))
     monkeypatch.setattr(pool, "_entries", Entries())
     with pytest.raises(KeyboardInterrupt):
-        pool.run(aligned_words(WORDS), 1)
-    monkeypatch.setattr(pool, "_entries", entries)
-    assert inside == [LAST]
+        pool.run(aligned_words(WORDS), 3)
+    assert inside == [[listed(LAST)] * 3]
+    assert os.sched_getaffinity(0) == USABLE
+
+
+def test_threads_are_in_their_places_while_a_graph_runs(cpu: CpuDevice) -> None:
+    """Another thread looks at the system's files until it has seen them all there."""
+    raw, x = random_weights(GGMLType.Q4_0, 512, 1024), random_columns(32, 1024)
+    products = Products(cpu)
+    products.backend.set_threads(ThreadParams(3, LAST))
+    products.product(raw, GGMLType.Q4_0, x, n_threads=3)
+    pool = products.backend._pool
+    assert pool is not None
+    threads = [threading.current_thread(), *pool._threads]
+    seen = threading.Event()
+
+    def look() -> None:
+        while not seen.wait(0.0005):
+            if [allowed(t) for t in threads] == [listed(LAST)] * 3:
+                seen.set()
+
+    observer = threading.Thread(target=look, daemon=True)
+    observer.start()
+    deadline = time.monotonic() + 20
+    while not seen.is_set() and time.monotonic() < deadline:
+        products.product(raw, GGMLType.Q4_0, x, n_threads=3)
+    assert seen.is_set()
+    observer.join()
+    products.backend.close()
     assert os.sched_getaffinity(0) == USABLE
 
 
@@ -98,7 +128,7 @@ def test_more_threads_than_cpus_is_said_once(pool: Pool, caplog: pytest.LogCaptu
     for params in (ThreadParams(3, LAST), ThreadParams(3), ThreadParams(3, LAST)):
         run(pool, params)
     assert [r.message for r in caplog.records] == [
-        f"3 threads share 1 CPUs ({listed(LAST)}): fewer threads are faster"
+        f"3 threads share CPU {listed(LAST)}: fewer threads are faster"
     ]
 
 
@@ -235,15 +265,23 @@ def test_page_migration_is_warned_of(
     assert [m.startswith(f"{tmp_path}/balancing is on") for m in messages] == [True] * warned
 
 
-def test_new_backends_follow_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_backends_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Numa("distribute", TWO_NODES, 0)
-    monkeypatch.setattr(device, "find_numa", {"distribute": two, "": None}.get)
+    modes: list[str] = []
+
+    def find(mode: str) -> Numa | None:
+        modes.append(mode)
+        return two if mode else None
+
+    monkeypatch.setattr(device, "find_numa", find)
     cpu = CpuDevice()
     cpu.use_numa("distribute")
+    cpu.use_numa("distribute")  # is looked for, and warned of, once
     backend = CpuBackend(cpu)
     cpu.use_numa("")
     assert backend._placement.numa is two
     assert CpuBackend(cpu)._placement.numa is None
+    assert modes == ["distribute", ""]
 
 
 # ---------------------------------------------------------------- pages of repacked weights

@@ -93,7 +93,7 @@ def test_prompts_and_generation_run_as_asked(
         used.clear()
         llama.logits([1])
         llama.logits([1, 2])
-    assert modes == ["isolate"]
+    assert modes == ["isolate"] * 2  # weights, then the context
     cpus = frozenset((0, 1))
     assert used[-2:] == [ThreadParams(2, cpus, poll=9), ThreadParams(2, cpus, priority=-1, poll=9)]
     with pytest.raises(ConfigError, match="did you mean 'cpu_mask'"):
