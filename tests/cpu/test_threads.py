@@ -32,6 +32,17 @@ FIRST, LAST = frozenset((min(USABLE),)), frozenset((max(USABLE),))
 TWO_NODES = (frozenset((0, 1)), frozenset((2, 3)))
 
 
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Warnings reach caplog, even after a tool has set up its own log."""
+    logger = logging.getLogger("pyggml")
+    monkeypatch.setattr(logger, "propagate", True)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    yield
+    logger.setLevel(before)
+
+
 @pytest.fixture(scope="module")
 def cpu() -> CpuDevice:
     return CpuDevice()
