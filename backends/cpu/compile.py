@@ -1,6 +1,6 @@
 """Compiles kernels to object files; runs in worker processes of `library.py`.
 
-    python -m pyggml.backends.cpu.compile FOLDER
+    python -m pyggml.backends.cpu.compile FOLDER DIGEST
 
 reads kernel names from standard input, one per line, and answers each with a line of JSON:
 {"name": ..., "error": ""}. Only these processes import Numba.
@@ -90,15 +90,23 @@ def _entry_point(name: str, signature: Any, descriptor: Any) -> str:
     return str(module)
 
 
-def main(folder: str) -> None:
-    """Serve compile requests until standard input ends."""
+def main(folder: str, digest: str) -> None:
+    """Serve compile requests until standard input ends.
+
+    `digest` names the sources that the folder is for: code of others must not get into it.
+    """
     from numba.core import config
+
+    from pyggml.backends.cpu.library import source_digest
 
     target = Target(cast(Any, config).CPU_NAME, cast(Any, config).CPU_FEATURES)
     import_kernels()
+    current = source_digest(target)
     for line in iter(sys.stdin.readline, ""):
         name, error = line.strip(), ""
         try:
+            if digest != current:
+                raise RuntimeError("the kernels' sources changed meanwhile: start again")
             write_object(Path(folder) / f"{name}.o", compile_object(name, target))
         except Exception as e:  # a bug in a kernel: the parent process reports it
             error = f"{type(e).__name__}: {e}"
@@ -108,4 +116,4 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        main(sys.argv[1])
+        main(*sys.argv[1:])

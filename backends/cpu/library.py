@@ -53,6 +53,7 @@ class KernelLibrary:
         self.progress: Progress = no_progress
         self._root = cache or default_cache()
         self._folder: Path | None = None
+        self._digest = ""  # of the sources when the folder was opened
         self._addresses: dict[str, int] = {}
         self._engines: list[llvm.ExecutionEngine] = []  # they own the code
         self._lock = threading.Lock()
@@ -79,7 +80,7 @@ class KernelLibrary:
         if missing:
             log.info("compiling %d kernels for this CPU into %s", len(missing), folder)
             progress(0, len(missing), "")
-        for done, name in enumerate(_compile(missing, folder, self.target), 1):
+        for done, name in enumerate(_compile(missing, folder, self.target, self._digest), 1):
             progress(done, len(missing), name)
             found[name] = read_object(folder / f"{name}.o")
         lost = [n for n, code in found.items() if code is None]
@@ -88,21 +89,12 @@ class KernelLibrary:
         return {n: code for n, code in found.items() if code is not None}
 
     def _open_folder(self) -> Path:
-        folder = _writable(self._root / f"kernels-{self.digest()}")
+        self._digest = source_digest(self.target)
+        folder = _writable(self._root / f"kernels-{self._digest}")
         with contextlib.suppress(OSError):
             os.utime(folder)
             _drop_unused(self._root)
         return folder
-
-    def digest(self) -> str:
-        """Names everything that the object code depends on."""
-        h = hashlib.sha256()
-        for pattern in SOURCES:
-            for path in sorted(HERE.glob(pattern)):
-                h.update(f"{path.name}\n".encode() + path.read_bytes())
-        versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
-        h.update("\n".join([self.target.cpu, self.target.features, *versions]).encode())
-        return h.hexdigest()[:20]
 
     def _load(self, objects: dict[str, bytes]) -> dict[str, int]:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.target.machine())
@@ -114,6 +106,17 @@ class KernelLibrary:
         release_code("libllvmlite")
         assert all(found.values()), f"no code for {[n for n, a in found.items() if not a]}"
         return found
+
+
+def source_digest(target: Target) -> str:
+    """Names everything that the object code depends on."""
+    h = hashlib.sha256()
+    for pattern in SOURCES:
+        for path in sorted(HERE.glob(pattern)):
+            h.update(f"{path.name}\n".encode() + path.read_bytes())
+    versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
+    h.update("\n".join([target.cpu, target.features, *versions]).encode())
+    return h.hexdigest()[:20]
 
 
 def default_cache() -> Path:
@@ -147,7 +150,7 @@ def _drop_unused(root: Path) -> None:
 
 
 # ---------------------------------------------------------------- worker processes
-def _compile(names: list[str], folder: Path, target: Target) -> Iterator[str]:
+def _compile(names: list[str], folder: Path, target: Target, digest: str) -> Iterator[str]:
     """Compile in parallel processes; yields each name when its file is there."""
     n_workers = min(len(names), usable_cores())
     wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -158,7 +161,7 @@ def _compile(names: list[str], folder: Path, target: Target) -> Iterator[str]:
     with ThreadPoolExecutor(max(1, n_workers)) as executor:
         for _ in range(n_workers):
             executor.submit(
-                _drive_worker, wanted, finished, running, lambda: _start(folder, target)
+                _drive_worker, wanted, finished, running, lambda: _start(folder, target, digest)
             )
         try:
             for _ in names:
@@ -210,11 +213,11 @@ def _drive_worker(
         finished.put(e)
 
 
-def _start(folder: Path, target: Target) -> subprocess.Popen[str]:
+def _start(folder: Path, target: Target, digest: str) -> subprocess.Popen[str]:
     path = os.pathsep.join(p for p in sys.path if p)  # the child finds what this process found
     return subprocess.Popen(
         # -P: a module in the current folder must not be taken for one of ours
-        [sys.executable, "-P", "-m", "pyggml.backends.cpu.compile", str(folder)],
+        [sys.executable, "-P", "-m", "pyggml.backends.cpu.compile", str(folder), digest],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ import pytest
 from cpu_products import Products, random_columns, random_weights
 
 from pyggml.backends.cpu.device import CpuDevice
-from pyggml.backends.cpu.library import KEPT_SECONDS, KernelLibrary
+from pyggml.backends.cpu.library import KEPT_SECONDS, KernelLibrary, source_digest
 from pyggml.backends.cpu.object_file import read_object, write_object
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.backends.cpu.target import Target
@@ -21,7 +21,7 @@ SMALL = ["retire_plan"]  # compiles quickly
 
 
 def object_of(library, cache):
-    return cache / f"kernels-{library.digest()}" / f"{SMALL[0]}.o"
+    return cache / f"kernels-{source_digest(library.target)}" / f"{SMALL[0]}.o"
 
 
 def test_compiles_once(tmp_path) -> None:
@@ -77,7 +77,7 @@ def test_kernels_of_old_versions_are_deleted(tmp_path) -> None:
     long_ago = time.time() - KEPT_SECONDS - 60
     os.utime(old, (long_ago, long_ago))
     library = KernelLibrary(cache=tmp_path)
-    mine = tmp_path / f"kernels-{library.digest()}"
+    mine = tmp_path / f"kernels-{source_digest(library.target)}"
     mine.mkdir()
     os.utime(mine, (long_ago, long_ago))  # old, but opened now
     library.addresses(SMALL)
@@ -90,8 +90,21 @@ def test_unknown_kernel_is_named(tmp_path) -> None:
 
 
 def test_folder_depends_on_the_cpu() -> None:
-    host, other = KernelLibrary(), KernelLibrary(Target.portable())
-    assert host.digest() != other.digest() == KernelLibrary(Target.portable()).digest()
+    assert source_digest(Target.host()) != source_digest(Target.portable())
+
+
+def test_sources_that_changed_meanwhile_are_not_compiled(tmp_path) -> None:
+    """Whoever edits a kernel must not find old code under the new name, or the reverse."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "pyggml.backends.cpu.compile", tmp_path, "another digest"],
+        input=f"{SMALL[0]}\n",
+        env={**os.environ, **Target.host().environment()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "changed meanwhile" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_object_files_are_whole_or_absent(tmp_path) -> None:
