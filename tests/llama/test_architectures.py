@@ -16,7 +16,10 @@ from pyggml.llama import Llama, load
 LENGTHS = (1, 2, 33, 100)
 # llama.cpp rounds activations to F16 and BF16 where weights are; int8 ones lie 1e-3 from exact
 LIMITS = {"F32": 1e-6, "F16": 1e-5}
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+QUANTIZED = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
 
 Models = Callable[[str, str], Path]
 
