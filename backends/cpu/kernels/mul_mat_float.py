@@ -46,6 +46,7 @@ from pyggml.backends.cpu.kernels.simd import (
     half_to_float,
     load,
     load_f16,
+    prefetch,
     store,
     zero,
 )
@@ -58,6 +59,8 @@ VECTORS = 4  # of weights in a tile
 ROWS = VECTORS * LANES // 8
 COLUMNS = 6 if HAS_AVX512 else 3
 BLOCK = 32  # bytes of 8 packed values
+LINE = 64  # bytes of a cache line
+AHEAD = 1024  # bytes from what is multiplied to what is fetched
 
 Widen = Callable[[V], V]
 
@@ -161,6 +164,7 @@ def float_tile(type: GGMLType, columns: int) -> Any:
     rest = _step_operation(type, columns, True)
     finish = tile_store(LANES, VECTORS * columns, _sums)
     w_bytes = 8 * type.type_size
+    per_line = LINE // type.type_size
 
     @inline
     def tile(
@@ -176,7 +180,20 @@ def float_tile(type: GGMLType, columns: int) -> Any:
         n_columns: int,
     ) -> None:
         acc, last = zeros(), n_rows - 1
-        for _ in range(k // 8):
+        done = 0
+        if columns == 1:
+            # several rows at once are more streams than the hardware follows by itself
+            for i in range(k // per_line):
+                # past the end of these rows come those of the next tile
+                ahead = w + AHEAD + (0 if i * LINE + AHEAD < w_step else (ROWS - 1) * w_step)
+                for r in range(n_rows):
+                    prefetch(ahead + r * w_step)
+                for _ in range(per_line // 8):
+                    acc = step(acc, w, w_step, last, y, y_step, 0)
+                    w += w_bytes
+                    y += y_next
+            done = k // per_line * per_line
+        for _ in range((k - done) // 8):
             acc = step(acc, w, w_step, last, y, y_step, 0)
             w += w_bytes
             y += y_next
