@@ -269,16 +269,6 @@ def load_f16(_: Any, addr: Any) -> Typed:
 
 
 @intrinsic
-def store_f16(_: Any, addr: Any, x: Any) -> Typed:
-    """A float32, rounded to half."""
-
-    def emit(b: Any, a: Any) -> None:
-        b.store(float_to_half(b, a[1]), b.inttoptr(a[0], F16.as_pointer()), align=1)
-
-    return typed(types.void(types.intp, types.float32), emit)
-
-
-@intrinsic
 def prefetch(_: Any, addr: Any) -> Typed:
     """Ask for the cache line at an address."""
     return typed(types.void(types.intp), lambda b, a: prefetch_ir(b, a[0]))
@@ -376,33 +366,9 @@ def _picked(v: Vec, lanes: Sequence[int]) -> Typed:
 
 
 @intrinsic
-def low_half(_: Any, v: Any) -> Typed:
-    """The first half of the lanes."""
-    return _picked(v, range(v.lanes // 2))
-
-
-@intrinsic
-def high_half(_: Any, v: Any) -> Typed:
-    """The second half of the lanes."""
-    return _picked(v, range(v.lanes // 2, v.lanes))
-
-
-@intrinsic
 def twice(_: Any, v: Any) -> Typed:
     """v concatenated with itself."""
     return _picked(v, [*range(v.lanes), *range(v.lanes)])
-
-
-@intrinsic
-def dup_even(_: Any, v: Any) -> Typed:
-    """Lanes 0 0 2 2 4 4 ..."""
-    return _picked(v, [i // 2 * 2 for i in range(v.lanes)])
-
-
-@intrinsic
-def dup_odd(_: Any, v: Any) -> Typed:
-    """Lanes 1 1 3 3 5 5 ..."""
-    return _picked(v, [i // 2 * 2 + 1 for i in range(v.lanes)])
 
 
 @literal_intrinsic
@@ -410,10 +376,3 @@ def lane(_: Any, v: Any, i: Any) -> Typed:
     """Scalar of lane i (literal or run-time integer)."""
     fixed = ir.Constant(I32, i.literal_value) if isinstance(i, types.Literal) else None
     return typed(v.scalar(v, i), lambda b, a: b.extract_element(a[0], fixed or a[1]))
-
-
-@literal_intrinsic
-def splat_lane(_: Any, v: Any, i: Any) -> Typed:
-    """Lane i (a literal) in every lane."""
-    lanes = [i.literal_value] * v.lanes
-    return typed(v(v, i), lambda b, a: shuffle_ir(b, a[0], a[0], lanes))
