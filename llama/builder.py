@@ -165,13 +165,21 @@ class Builder:
         return build.cont(kqv, kqv.ne[0] * kqv.ne[1], kqv.ne[2])
 
     # ------------------------------------------------------------ feed-forward
-    def ffn(self, layer: Layer, x: Tensor, act: GluOp = GluOp.SWIGLU) -> Tensor:
-        """down(act(gate(x)) * up(x))."""
+    def ffn(
+        self,
+        layer: Layer,
+        x: Tensor,
+        act: GluOp = GluOp.SWIGLU,
+        *,
+        suffix: str = "",
+        name: str = "ffn_out",
+    ) -> Tensor:
+        """down(act(gate(x)) * up(x)); the suffix chooses other tensors, e.g. ffn_up_shexp."""
         il = layer.il
-        up = self.name(self.linear(layer, "ffn_up", x), "ffn_up", il)
-        gate = self.name(self.linear(layer, "ffn_gate", x), "ffn_gate", il)
+        up = self.name(self.linear(layer, f"ffn_up{suffix}", x), "ffn_up", il)
+        gate = self.name(self.linear(layer, f"ffn_gate{suffix}", x), "ffn_gate", il)
         hidden = self.name(build.glu_split(gate, up, act), f"ffn_{act.name.lower()}", il)
-        return self.name(self.linear(layer, "ffn_down", hidden), "ffn_out", il)
+        return self.name(self.linear(layer, f"ffn_down{suffix}", hidden), name, il)
 
 
 def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata, ValueType
@@ -57,6 +58,31 @@ class RopeScaling:
         return ""
 
 
+class Gating(IntEnum):
+    """What makes weights of the router's logits (expert_gating_func)."""
+
+    SOFTMAX = 1  # over all experts
+    SIGMOID = 2
+    SOFTMAX_WEIGHT = 3  # over the experts that were chosen by their logits
+    SQRT_SOFTPLUS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """How a token's experts are chosen and weighed; `llama/moe.py` reads and builds them."""
+
+    n_expert: int
+    n_used: tuple[int, ...]  # per layer
+    n_ff: int  # width of one expert
+    n_ff_shared: int = 0  # width of the expert that sees every token; 0: there is none
+    n_dense: int = 0  # so many first layers have an ordinary feed-forward
+    gating: Gating = Gating.SOFTMAX
+    norm_weights: bool = False  # the weights of a token's experts add up to 1
+    weights_scale: float = 1.0
+    n_groups: int = 0  # more than 1: the experts are chosen from the best groups
+    n_groups_used: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HParams:
     """One model's numbers; per-layer values are tuples of n_layer items."""
@@ -81,6 +107,7 @@ class HParams:
     is_swa: tuple[bool, ...] = ()
     attention_scale: float = 0.0  # 0: 1 / sqrt(n_embd_head_k)
     final_logit_softcap: float = 0.0  # 0: none
+    experts: Experts | None = None
 
     @property
     def kq_scale(self) -> float:
@@ -186,7 +213,7 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
         rope_mode=rope_mode,
         rope=rope_scaling(kv, n_ctx_train),
     )
-    _check_sizes(hp)
+    _check_sizes(hp, mixture=kv.get_int(f"{a}.expert_count", 0) > 0)
     return hp
 
 
@@ -201,7 +228,7 @@ def _check_heads(arch: str, n_embd: int, n_head: Sequence[int], n_head_kv: Seque
             )
 
 
-def _check_sizes(hp: HParams) -> None:
+def _check_sizes(hp: HParams, *, mixture: bool) -> None:
     sizes = {
         "context_length": hp.n_ctx_train,
         "attention.key_length": hp.n_embd_head_k,
@@ -209,6 +236,8 @@ def _check_sizes(hp: HParams) -> None:
         "feed_forward_length": min(hp.n_ff),
         "vocab_size": hp.n_vocab,
     }
+    if mixture:  # a width of the layers without experts, which there may not be
+        del sizes["feed_forward_length"]
     for key, n in sizes.items():
         if n < 1:
             raise ModelError(f"{hp.arch}.{key} is {n}; it must be positive")

@@ -182,6 +182,7 @@ def _describe(
 def _match(gguf: Gguf, arch: str, wants: Sequence[Want]) -> list[tuple[Want, GgufTensor, Tensor]]:
     """The file's tensor for every want, with its shape checked."""
     found = []
+    wants = [want for want in wants if not (want.unless and want.unless in gguf.tensors)]
     unknown = gguf.tensors.keys() - {want.name for want in wants}
     for want in wants:
         source = gguf.tensors.get(want.name)

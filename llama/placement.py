@@ -56,6 +56,10 @@ def _probe(op: Op, w: Tensor) -> Tensor:
         return build.get_rows(w, new_tensor(i32, PROBE_BATCH))
     if op == Op.MUL_MAT:
         return build.mul_mat(w, new_tensor(f32, w.ne[0], PROBE_BATCH, w.ne[2], w.ne[3]))
+    if op in (Op.MUL_MAT_ID, Op.ADD_ID):
+        ids = new_tensor(i32, 1, PROBE_BATCH)
+        x = new_tensor(f32, w.ne[0], 1, PROBE_BATCH)
+        return build.mul_mat_id(w, x, ids) if op == Op.MUL_MAT_ID else build.add_id(x, w, ids)
     if op == Op.ROPE:
         n_dims = 2 * w.ne[0]
         a = new_tensor(f32, n_dims, 1, PROBE_BATCH)

@@ -17,7 +17,8 @@ class Want:
     """One tensor that an architecture reads from its file.
 
     `op` is the operation that uses it: a buffer type must support it (llama.cpp's probe).
-    `duplicate_of` names the tensor whose data is used if this one is missing (tied output).
+    `duplicate_of` names the tensor whose data is used if this one is missing (tied output),
+    `unless` one that replaces it: a file that has that tensor needs this one no more.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Want:
     required: bool = True
     layer: int = INPUT
     duplicate_of: str = ""
+    unless: str = ""
 
 
 class Layer:
@@ -66,9 +68,17 @@ class WantList:
     def __iter__(self) -> Iterator[Want]:
         return iter(self.wants)
 
-    def add(self, name: str, *ne: int, op: Op, required: bool = True, layer: int = INPUT) -> None:
+    def add(
+        self,
+        name: str,
+        *ne: int,
+        op: Op,
+        required: bool = True,
+        layer: int = INPUT,
+        unless: str = "",
+    ) -> None:
         """One tensor."""
-        self.wants.append(Want(name, ne, op, required, layer))
+        self.wants.append(Want(name, ne, op, required, layer, unless=unless))
 
     def embeddings(self, n_embd: int, n_vocab: int) -> None:
         """token_embd, output_norm and the output, which may be tied to token_embd."""
@@ -102,8 +112,8 @@ class WantList:
         self.linear(il, "attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=bias)
         self.linear(il, "attn_output", n_out, hp.n_embd, bias=bias)
 
-    def ffn(self, il: int, n_embd: int, n_ff: int, *, bias: bool = False) -> None:
-        """ffn_gate, ffn_up and ffn_down."""
-        self.linear(il, "ffn_gate", n_embd, n_ff, bias=bias)
-        self.linear(il, "ffn_up", n_embd, n_ff, bias=bias)
-        self.linear(il, "ffn_down", n_ff, n_embd, bias=bias)
+    def ffn(self, il: int, n_embd: int, n_ff: int, *, bias: bool = False, suffix: str = "") -> None:
+        """ffn_gate, ffn_up and ffn_down, or those with a suffix."""
+        self.linear(il, f"ffn_gate{suffix}", n_embd, n_ff, bias=bias)
+        self.linear(il, f"ffn_up{suffix}", n_embd, n_ff, bias=bias)
+        self.linear(il, f"ffn_down{suffix}", n_ff, n_embd, bias=bias)

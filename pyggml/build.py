@@ -73,6 +73,23 @@ def sqr(a: Tensor) -> Tensor:
     return Tensor(a.type, a.ne, op=Op.SQR, src=(a,))
 
 
+def sqrt(a: Tensor) -> Tensor:
+    """Square root."""
+    return Tensor(a.type, a.ne, op=Op.SQRT, src=(a,))
+
+
+def fill(a: Tensor, value: float) -> Tensor:
+    """A tensor like a with one value everywhere."""
+    return Tensor(a.type, a.ne, op=Op.FILL, src=(a,), params=p.FillParams(value))
+
+
+def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """a[:, j, t] + b[:, ids[j, t]]: a [n, n_used, n_tokens], b [n, n_expert]."""
+    ok = a.ne[0] == b.ne[0] and a.ne[1:3] == ids.ne[:2] and ids.type == I32 and b.ne[2] == 1
+    _check(ok, Op.ADD_ID, a, b, ids)
+    return Tensor(a.type, a.ne, op=Op.ADD_ID, src=(a, b, ids))
+
+
 def sum_rows(a: Tensor) -> Tensor:
     """Sum over dimension 0: [1, ne1, ne2, ne3]."""
     return Tensor(a.type, (1, *a.ne[1:]), op=Op.SUM_ROWS, src=(a,))
@@ -92,6 +109,16 @@ def silu(a: Tensor) -> Tensor:
 def gelu(a: Tensor) -> Tensor:
     """GELU, tanh form."""
     return unary(a, UnaryOp.GELU)
+
+
+def relu(a: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return unary(a, UnaryOp.RELU)
+
+
+def softplus(a: Tensor) -> Tensor:
+    """log(1 + exp(x))."""
+    return unary(a, UnaryOp.SOFTPLUS)
 
 
 def tanh(a: Tensor) -> Tensor:
@@ -218,8 +245,14 @@ def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
 
 def repeat(a: Tensor, like: Tensor) -> Tensor:
     """a tiled to the shape of `like`."""
-    _check(a.can_repeat_to(like), Op.REPEAT, a, like)
-    return Tensor(a.type, like.ne, op=Op.REPEAT, src=(a,))
+    return repeat_to(a, like.ne)
+
+
+def repeat_to(a: Tensor, ne: Shape) -> Tensor:
+    """a tiled to a shape."""
+    t = Tensor(a.type, ne, op=Op.REPEAT, src=(a,))
+    _check(a.can_repeat_to(t), Op.REPEAT, a, t)
+    return t
 
 
 # ---------------------------------------------------------------- views

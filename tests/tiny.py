@@ -26,7 +26,9 @@ Scalar = bool | int | float | str
 
 # Rows of K-quants are multiples of 256; the other types have blocks of 32 at most.
 SMALL = {"n_embd": 128, "n_head": 6, "n_head_kv": 2, "head_dim": 32, "n_ff": 160}
+SMALL |= {"n_expert": 12, "n_ff_exp": 96, "n_ff_shexp": 224}
 WIDE = {"n_embd": 256, "n_head": 8, "n_head_kv": 2, "head_dim": 64, "n_ff": 768}
+WIDE |= {"n_expert": 12, "n_ff_exp": 512, "n_ff_shexp": 1024}
 
 # Matrices in ggml order: columns (the inputs) first.
 MATRICES = {
@@ -39,6 +41,15 @@ MATRICES = {
     "ffn_gate": ("n_embd", "n_ff"),
     "ffn_up": ("n_embd", "n_ff"),
     "ffn_down": ("n_ff", "n_embd"),
+    "ffn_gate_inp": ("n_embd", "n_expert"),
+    "ffn_gate_exps": ("n_embd", "n_ff_exp", "n_expert"),
+    "ffn_up_exps": ("n_embd", "n_ff_exp", "n_expert"),
+    "ffn_down_exps": ("n_ff_exp", "n_embd", "n_expert"),
+    "ffn_gate_shexp": ("n_embd", "n_ff_shexp"),
+    "ffn_up_shexp": ("n_embd", "n_ff_shexp"),
+    "ffn_down_shexp": ("n_ff_shexp", "n_embd"),
+    "ffn_gate_inp_shexp": ("n_embd",),
+    "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
 }
 NORMS = {
     "output_norm": "n_embd",
@@ -51,11 +62,13 @@ NORMS = {
 }
 # Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
 # by 2, which leaves about a tenth of the vocabulary likely.
-GAINS = {"token_embd": 2.0, "output": 2.0}
+GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0}
 
 ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
 DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+ROUTED = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 TIED = ("token_embd", "output_norm")
@@ -73,12 +86,21 @@ class Arch:
     n_layer: int = 2
     gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
     square: bool = False  # the heads must add up to n_embd
+    n_used: int = 3  # experts per token, if there are any
+    first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
+
+    @property
+    def has_experts(self) -> bool:
+        return "ffn_gate_inp" in self.layer
 
 
 ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
     "qwen2": Arch("qwen2", UNTIED, (*DENSE, *QKV_BIAS), {"rope.freq_base": 1e6}, square=True),
     "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
+    "qwen3moe": Arch(
+        "qwen2", UNTIED, (*ATTENTION, "ffn_norm", *HEAD_NORMS, *ROUTED), {"rope.freq_base": 1e6}
+    ),
     # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
     # the full layers scale their positions
     "gemma3": Arch(
@@ -131,7 +153,8 @@ def write_tiny(
     size = dimensions(row, {weight_type, *types.values()}, len(vocab.tokens), dims)
     writer = gguf.GGUFWriter(path, arch)
     add = functools.partial(add_metadata, writer)
-    for key, value in {**common_metadata(size), **row.metadata, **(metadata or {})}.items():
+    keys = {**common_metadata(size), **(expert_metadata(row, size) if row.has_experts else {})}
+    for key, value in {**keys, **row.metadata, **(metadata or {})}.items():
         add(f"{arch}.{key}", value)
     for key, value in vocab.metadata.items():
         add(f"tokenizer.{key}", value)
@@ -180,13 +203,25 @@ def common_metadata(size: Mapping[str, int]) -> dict[str, Scalar]:
     }
 
 
+def expert_metadata(row: Arch, size: Mapping[str, int]) -> dict[str, Scalar]:
+    """The keys of mixtures of experts."""
+    return {
+        "expert_count": size["n_expert"],
+        "expert_used_count": row.n_used,
+        "expert_feed_forward_length": size["n_ff_exp"],
+        "expert_shared_feed_forward_length": size["n_ff_shexp"],
+    }
+
+
 def tensor_names(
     row: Arch, n_layer: int, extra: tuple[str, ...], omit: tuple[str, ...]
 ) -> Iterator[str]:
     """Full names in the order of the file."""
     top = (*row.top, *(part for part in extra if part == "rope_freqs"))
     layer = (*row.layer, *(part for part in extra if part != "rope_freqs"))
-    for prefix, parts in (("", top), *((f"blk.{il}.", layer) for il in range(n_layer))):
+    first = (*(row.first or row.layer), *layer[len(row.layer) :])
+    layers = [first, *[layer] * (n_layer - 1)]
+    for prefix, parts in (("", top), *((f"blk.{il}.", layers[il]) for il in range(n_layer))):
         for part in parts:
             if part not in omit:
                 yield prefix + (part if part.endswith(".bias") else f"{part}.weight")
@@ -231,8 +266,9 @@ def add_metadata(writer: gguf.GGUFWriter, key: str, value: Scalar | list[Any]) -
 def add_tensor(
     writer: gguf.GGUFWriter, name: str, data: NDArray[np.float32], type_name: str
 ) -> None:
-    """Add one tensor; vectors stay F32, as in every real model."""
-    if data.ndim == 1 or type_name == "F32":
+    """Add one tensor; vectors, biases and routers stay F32, as in every real model."""
+    is_small = data.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name
+    if is_small or type_name == "F32":
         writer.add_tensor(name, data)
     else:
         raw_dtype = gguf.GGMLQuantizationType[type_name]
