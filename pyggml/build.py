@@ -360,6 +360,54 @@ def rope_ext(a: Tensor, pos: Tensor, freq_factors: Tensor | None, params: p.Rope
     return Tensor(a.type, a.ne, op=Op.ROPE, src=(a, pos, freq_factors), params=params)
 
 
+# ---------------------------------------------------------------- recurrent layers
+def ssm_conv(x: Tensor, kernel: Tensor) -> Tensor:
+    """Causal convolution of each channel: [n_channels, n_tokens, n_seqs].
+
+    x is [n_kernel - 1 + n_tokens, n_channels, n_seqs], what came before the tokens included; the
+    kernel is [n_kernel, n_channels].
+    """
+    n_tokens = x.ne[0] - kernel.ne[0] + 1
+    ok = x.type == kernel.type == F32 and x.ne[1] == kernel.ne[1] and x.ne[3] == 1
+    _check(ok and n_tokens >= 0 and kernel.ne[2] == kernel.ne[3] == 1, Op.SSM_CONV, x, kernel)
+    return Tensor(F32, (x.ne[1], n_tokens, x.ne[2], 1), op=Op.SSM_CONV, src=(x, kernel))
+
+
+def gated_delta_net(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    n_snapshots: int = 1,
+) -> Tensor:
+    """The gated delta rule over the tokens of each sequence.
+
+    q, k [n, n_head_k, n_tokens, n_seqs], v [n, n_head, n_tokens, n_seqs], gate (logarithms of the
+    decay, for each head or each key channel) [1 or n, n_head, n_tokens, n_seqs], beta [1, n_head,
+    n_tokens, n_seqs], state [n, n, n_head, n_seqs], key channels first. Head h uses q and k of
+    head h % n_head_k. The result's rows of n * n_head values are the outputs of all tokens, then
+    the states after the last tokens, latest first: [n * n_head, n_tokens * n_seqs + n_snapshots *
+    n * n_seqs]. Of states before the first token nothing is written.
+    """
+    n, n_head, n_tokens, n_seqs = v.ne
+    ok = (
+        q.ne == k.ne
+        and q.ne[0] == n
+        and q.ne[2] == n_tokens
+        and n_head % q.ne[1] == n_seqs % q.ne[3] == 0
+        and gate.ne in ((1, n_head, n_tokens, n_seqs), (n, n_head, n_tokens, n_seqs))
+        and beta.ne == (1, n_head, n_tokens, n_seqs)
+        and state.ne == (n, n, n_head, n_seqs)
+        and n_snapshots >= 1
+    )
+    src = (q, k, v, gate, beta, state)
+    _check(ok and all(t.type == F32 for t in src), Op.GATED_DELTA_NET, *src)
+    ne = (n * n_head, n_tokens * n_seqs + n_snapshots * n * n_seqs, 1, 1)
+    return Tensor(F32, ne, op=Op.GATED_DELTA_NET, src=src, params=p.DeltaNetParams(n_snapshots))
+
+
 # ---------------------------------------------------------------- selection
 def argsort(a: Tensor, *, descending: bool = False) -> Tensor:
     """Indices that sort each row: I32, like a."""

@@ -130,6 +130,13 @@ class TopKParams:
     k: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNetParams:
+    """GATED_DELTA_NET: how many of the latest states the result holds."""
+
+    n_snapshots: int = 1
+
+
 OpParams = (
     NormParams
     | ScaleParams
@@ -146,4 +153,5 @@ OpParams = (
     | ConcatParams
     | SortParams
     | TopKParams
+    | DeltaNetParams
 )

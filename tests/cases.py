@@ -8,6 +8,7 @@ tails.
 import cases_attention
 import cases_elementwise
 import cases_products
+import cases_recurrent
 import cases_rows
 from op_case import Case
 
@@ -16,5 +17,6 @@ CASES: list[Case] = [
     *cases_rows.CASES,
     *cases_attention.CASES,
     *cases_products.CASES,
+    *cases_recurrent.CASES,
 ]
 assert len({case.name for case in CASES}) == len(CASES), "two cases of one name"

@@ -96,6 +96,7 @@ PACK: dict[type, Callable[[Any], bytes]] = {
     p.ConcatParams: lambda r: _ints(r.dim),
     p.SortParams: lambda r: _ints(r.descending),
     p.TopKParams: lambda r: _ints(r.k),
+    p.DeltaNetParams: lambda r: _ints(r.n_snapshots),
 }
 
 

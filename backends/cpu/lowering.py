@@ -88,6 +88,7 @@ MODULES = (
     "pyggml.backends.cpu.lower_elementwise",
     "pyggml.backends.cpu.lower_rows",
     "pyggml.backends.cpu.lower_attention",
+    "pyggml.backends.cpu.lower_recurrent",
     "pyggml.backends.cpu.lower_matmul",
     "pyggml.backends.cpu.lower_matmul_id",
 )

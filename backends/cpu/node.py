@@ -20,9 +20,9 @@ CLAIM: Final = 8  # chunks handed out; graph number in the upper half; own cache
 DONE: Final = 9  # chunks finished, likewise
 DST: Final = 16  # operand record: address, ne[4], nb[4]
 OPERAND_WORDS: Final = 9
-MAX_SOURCES: Final = 5
+MAX_SOURCES: Final = 6
 SRC: Final = DST + OPERAND_WORDS  # first source; the others follow; address 0 = absent
-PARAMS: Final = SRC + MAX_SOURCES * OPERAND_WORDS  # = 70
-N_PARAMS: Final = 26
+PARAMS: Final = SRC + MAX_SOURCES * OPERAND_WORDS  # = 79
+N_PARAMS: Final = 17
 WORDS: Final = PARAMS + N_PARAMS  # = 96
 BYTES: Final = 8 * WORDS

@@ -4,7 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pyggml.backends.reference import ops_attention, ops_elementwise, ops_matmul, ops_rows
+from pyggml.backends.reference import (
+    ops_attention,
+    ops_elementwise,
+    ops_matmul,
+    ops_recurrent,
+    ops_rows,
+)
 from pyggml.backends.reference.memory import Array
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
@@ -43,4 +49,6 @@ REFERENCE: dict[Op, Run] = {
     Op.SOFT_MAX: ops_attention.soft_max,
     Op.ROPE: ops_attention.rope,
     Op.FLASH_ATTN_EXT: ops_attention.flash_attn_ext,
+    Op.SSM_CONV: ops_recurrent.ssm_conv,
+    Op.GATED_DELTA_NET: ops_recurrent.gated_delta_net,
 }

@@ -1,0 +1,214 @@
+"""Kernels of layers with a recurrent state: the causal convolution and the gated delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import float32, types
+from numba.core import cgutils
+
+from pyggml.backends.cpu.kernels import functions as f
+from pyggml.backends.cpu.kernels.access import (
+    chunk_start,
+    dst_data,
+    dst_nb,
+    dst_ne,
+    graph_kernel,
+    inline,
+    param_float,
+    param_int,
+    register_kernel,
+    scratch,
+    src_data,
+    src_nb,
+    src_ne,
+)
+from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.rows import (
+    LANE,
+    LANES,
+    STORED,
+    SUM,
+    Row,
+    element,
+    fold_lanes,
+    for_lanes,
+)
+from pyggml.backends.cpu.kernels.simd import (
+    F32,
+    I64,
+    Typed,
+    intrinsic,
+    load,
+    load_ir,
+    splat_ir,
+    store,
+    typed,
+)
+
+ZERO = float32(0)
+ROWS = 4  # rows of a state that pass over the tokens together: they share q and k
+FLOAT = STORED["f32"]
+
+copy_row = Row(lambda x, c: x[0], unroll=4).operation()
+exponentials = Row(lambda x, c: f.exp(x[0])).operation()
+
+
+# ---------------------------------------------------------------- convolution
+@graph_kernel
+def ssm_conv(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """dst[i, t, s] = sum over j of x[t + j, i, s] * kernel[j, i]; an item is a channel."""
+    n_channels, n_tokens, n_kernel = dst_ne(node, 0), dst_ne(node, 1), src_ne(node, 1, 0)
+    items = n_channels * dst_ne(node, 2)
+    for i in range(chunk_start(items, chunk, n_chunks), chunk_start(items, chunk + 1, n_chunks)):
+        channel, seq = i % n_channels, i // n_channels
+        x = src_data(node, 0) + channel * src_nb(node, 0, 1) + seq * src_nb(node, 0, 2)
+        kernel = src_data(node, 1) + channel * src_nb(node, 1, 1)
+        out = dst_data(node) + 4 * channel + seq * dst_nb(node, 2)
+        for t in range(n_tokens):
+            total = ZERO
+            for j in range(n_kernel):
+                total += load(float32, x + 4 * (t + j)) * load(float32, kernel + 4 * j)
+            store(out + t * dst_nb(node, 1), total)
+
+
+# ---------------------------------------------------------------- gated delta rule
+# (index of a vector's first element, elements left of it if it is the last) -> pairs to multiply
+Pairs = Callable[[Any, Any], Iterator[tuple[V, V]]]
+
+
+def _read(b: Any, address: Any, i: Any, rest: Any) -> V:
+    return FLOAT.load(b, element(b, address, i, 4), LANES, rest)
+
+
+def _splat(b: Any, value: Any) -> V:
+    return V(b, LANE, splat_ir(b, LANE.ir, value))
+
+
+def _products(b: Any, count: int, n: Any, pairs: Pairs) -> list[Any]:
+    """`count` inner products over n elements, each in one chain per lane."""
+    zero = ir.Constant(LANE.ir, None)
+    sums = [cast(Any, cgutils).alloca_once_value(b, zero) for _ in range(count)]
+
+    def add(i: Any, rest: Any) -> None:
+        for total, (x, y) in zip(sums, pairs(i, rest), strict=True):
+            b.store(f.mad(x, y, V(b, LANE, b.load(total))).value, total)
+
+    for_lanes(b, n, add)
+    return [fold_lanes(b, SUM, [b.load(total)]) for total in sums]
+
+
+def _delta_rows(count: int, per_key: bool) -> Any:
+    """Operation (rows, k, q, v, outputs, n, decay, gate, beta, scale): one token of some rows.
+
+    Each row, n key channels long, belongs to one value channel. It decays by e**gate, or by the
+    factors at `decay`; then v minus its product with k, times beta, is added along k. Its product
+    with q is the output. A row's result does not depend on the number of rows.
+    """
+
+    def emit(b: Any, args: Any) -> None:
+        rows, k, q, v, out, n, decay, gate, beta, scale = args
+        row_bytes = b.mul(n, ir.Constant(I64, 4))
+        starts = [b.add(rows, b.mul(row_bytes, ir.Constant(I64, r))) for r in range(count)]
+        one_decay = None if per_key else f.exp(_splat(b, gate))
+
+        def decayed(i: Any, rest: Any) -> list[V]:
+            factor = one_decay or _read(b, decay, i, rest)
+            return [_read(b, start, i, rest) * factor for start in starts]
+
+        def recall(i: Any, rest: Any) -> Iterator[tuple[V, V]]:
+            key = _read(b, k, i, rest)
+            return ((row, key) for row in decayed(i, rest))
+
+        changes = []
+        for r, known in enumerate(_products(b, count, n, recall)):
+            value = load_ir(b, element(b, v, ir.Constant(I64, r), 4), F32, 4)
+            changes.append(_splat(b, b.fmul(b.fsub(value, known), beta)))
+
+        def learn(i: Any, rest: Any) -> Iterator[tuple[V, V]]:
+            key, query = _read(b, k, i, rest), _read(b, q, i, rest)
+            for start, row, change in zip(starts, decayed(i, rest), changes, strict=True):
+                new = f.mad(key, change, row)
+                FLOAT.store(b, element(b, start, i, 4), new, rest)
+                yield new, query
+
+        for r, product in enumerate(_products(b, count, n, learn)):
+            target = b.inttoptr(element(b, out, ir.Constant(I64, r), 4), F32.as_pointer())
+            b.store(b.fmul(product, scale), target, align=4)
+
+    i, x = types.intp, types.float32
+
+    def rows_of_token(
+        _: Any, rows: Any, k: Any, q: Any, v: Any, o: Any, n: Any, d: Any, g: Any, beta: Any, s: Any
+    ) -> Typed:
+        return typed(types.void(i, i, i, i, i, i, i, x, x, x), emit)
+
+    return intrinsic(rows_of_token)
+
+
+@inline
+def keep_rows(target: int, source: int, n: int) -> None:
+    copy_row(target, source, 0, n, ZERO, ZERO, ZERO, ZERO)
+
+
+@inline
+def operand_row(node: int, s: int, head: int, token: int, seq: int) -> Any:
+    """Address of a row of source s, a literal: [n, n_head, n_tokens, n_seqs]."""
+    address = src_data(node, s) + head * src_nb(node, s, 1) + token * src_nb(node, s, 2)
+    return address + seq * src_nb(node, s, 3)
+
+
+def _delta_kernel(name: str, per_key: bool) -> None:
+    """Sources: q, k, v, gate, beta, state. Parameters: snapshots, 1 / sqrt(n).
+
+    An item is ROWS rows of a head's state. They are computed in the place of the latest snapshot.
+    """
+    many, one = _delta_rows(ROWS, per_key), _delta_rows(1, per_key)
+
+    def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        n, n_head = src_ne(node, 2, 0), src_ne(node, 2, 1)
+        n_tokens, n_seqs = src_ne(node, 2, 2), src_ne(node, 2, 3)
+        n_head_k, n_share = src_ne(node, 0, 1), n_seqs // src_ne(node, 0, 3)
+        n_snapshots, scale = param_int(node, 0), param_float(node, 1)
+        snapshots = dst_data(node) + 4 * n * n_head * n_tokens * n_seqs
+        snapshot_bytes = 4 * n * n * n_head * n_seqs
+        decay = scratch(node, ith)
+        blocks = (n + ROWS - 1) // ROWS
+        items = blocks * n_head * n_seqs
+        for i in range(
+            chunk_start(items, chunk, n_chunks), chunk_start(items, chunk + 1, n_chunks)
+        ):
+            first, head, seq = i % blocks * ROWS, i // blocks % n_head, i // (blocks * n_head)
+            n_rows = min(ROWS, n - first)
+            old = src_data(node, 5) + first * src_nb(node, 5, 1) + head * src_nb(node, 5, 2)
+            old += seq * src_nb(node, 5, 3)
+            rows = snapshots + 4 * n * (first + n * (head + n_head * seq))
+            for r in range(n_rows):
+                keep_rows(rows + 4 * n * r, old + r * src_nb(node, 5, 1), n)
+            for t in range(n_tokens):
+                q = operand_row(node, 0, head % n_head_k, t, seq // n_share)
+                k = operand_row(node, 1, head % n_head_k, t, seq // n_share)
+                v = operand_row(node, 2, head, t, seq) + 4 * first
+                gate = operand_row(node, 3, head, t, seq)
+                beta = load(float32, operand_row(node, 4, head, t, seq))
+                out = dst_data(node) + 4 * (n * (head + n_head * (t + n_tokens * seq)) + first)
+                if per_key:
+                    exponentials(decay, gate, 0, n, ZERO, ZERO, ZERO, ZERO)
+                g = load(float32, gate)
+                if n_rows == ROWS:
+                    many(rows, k, q, v, out, n, decay, g, beta, scale)
+                else:
+                    for r in range(n_rows):
+                        row, at = rows + 4 * n * r, 4 * r
+                        one(row, k, q, v + at, out + at, n, decay, g, beta, scale)
+                later = n_tokens - 1 - t
+                if later > 0 and later < n_snapshots:
+                    keep_rows(rows + later * snapshot_bytes, rows, n_rows * n)
+
+    register_kernel(name, kernel)
+
+
+_delta_kernel("gated_delta_net", per_key=False)
+_delta_kernel("gated_delta_net_keys", per_key=True)
