@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from pyggml import build
 from pyggml.dtypes import GGMLType
 from pyggml.graph import Graph
+from pyggml.llama.batch import IntArray
 from pyggml.llama.hparams import HParams, RopeScaling
 from pyggml.llama.kv_cache import AttentionInputs, KvCache, Memory
 from pyggml.llama.weights import Layer, Weights
@@ -36,6 +40,7 @@ class GraphInputs:
     pos: Tensor  # I32 [n_tokens]
     out_ids: Tensor  # I32 [n_outputs]
     attention: tuple[AttentionInputs, ...]  # one per cache
+    attn_temp: Tensor  # F32 [1, 1, n_tokens], see Builder.temper
 
 
 class Builder:
@@ -59,6 +64,7 @@ class Builder:
                 cache.inputs(n, n_kv, flash_attn=flash_attn)
                 for cache, n_kv in zip(memory.caches, shape.n_kv, strict=True)
             ),
+            attn_temp=new_tensor(GGMLType.F32, 1, 1, n, name="inp_attn_scale").as_input(),
         )
 
     # ------------------------------------------------------------ small parts
@@ -96,27 +102,57 @@ class Builder:
         return tuple(build.get_rows(t, self.inputs.out_ids) for t in tensors)
 
     def logits(self, x: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[n_vocab, n_outputs], soft-capped if the model asks for it."""
+        """[n_vocab, n_outputs], scaled and soft-capped if the model asks for it."""
         y = build.mul_mat(output, x)
         if bias is not None:
             y = build.add(y, bias)
+        if self.hp.logit_scale != 1.0:
+            y = build.scale(y, self.hp.logit_scale)
         cap = self.hp.final_logit_softcap
         if cap:
             y = build.scale(build.tanh(build.scale(y, 1.0 / cap)), cap)
         return self.name(y, "result_output").as_output()
 
     # ------------------------------------------------------------ attention
-    def qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [head, n_head, n_tokens], k and v [head, n_head_kv, n_tokens]."""
+    def qkv(
+        self, layer: Layer, x: Tensor, *, normed: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [head, n_head, n_tokens], k and v [head, n_head_kv, n_tokens].
+
+        With `normed` q and k are normalized over their whole width, all heads together.
+        """
         hp, il, n = self.hp, layer.il, self.shape.n_tokens
+        if layer.get("attn_qkv.weight") is not None:
+            return self._fused_qkv(layer, x)
         q = self.name(self.linear(layer, "attn_q", x), "Qcur", il)
         k = self.name(self.linear(layer, "attn_k", x), "Kcur", il)
         v = self.name(self.linear(layer, "attn_v", x), "Vcur", il)
+        if normed:
+            q = self.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", il)
+            k = self.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", il)
         return (
             build.reshape(q, hp.n_embd_head_k, hp.n_head[il], n),
             build.reshape(k, hp.n_embd_head_k, hp.n_head_kv[il], n),
             build.reshape(v, hp.n_embd_head_v, hp.n_head_kv[il], n),
         )
+
+    def _fused_qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `qkv`: heads of q, k and v lie one after the other in each row of one product."""
+        hp, il = self.hp, layer.il
+        qkv = self.name(self.linear(layer, "attn_qkv", x), "wqkv", il)
+
+        def heads(name: str, size: int, count: int, offset: int) -> Tensor:
+            nb = (qkv.type.row_size(size), qkv.nb[1])
+            part = build.view(qkv, (size, count, qkv.ne[1]), nb, qkv.type.row_size(offset))
+            # what rope does not copy must lie in one piece to be stored
+            copied = name == "Vcur" or not hp.rotates(il)
+            return self.name(build.cont(part) if copied else part, name, il)
+
+        n_q = hp.n_embd_head_k * hp.n_head[il]
+        q = heads("Qcur", hp.n_embd_head_k, hp.n_head[il], 0)
+        k = heads("Kcur", hp.n_embd_head_k, hp.n_head_kv[il], n_q)
+        v = heads("Vcur", hp.n_embd_head_v, hp.n_head_kv[il], n_q + hp.n_embd_k_gqa(il))
+        return q, k, v
 
     def rope(self, x: Tensor, il: int, w: Weights) -> Tensor:
         """Rotate heads by position with the layer's frequencies."""
@@ -125,6 +161,10 @@ class Builder:
         params = rope_params(hp, scaling)
         factors = rope_factors(w, self.n_ctx > scaling.n_ctx_orig)
         return build.rope_ext(x, self.inputs.pos, factors, params)
+
+    def temper(self, q: Tensor, il: int) -> Tensor:
+        """Sharpen attention with the distance from the start, where plain scores grow dull."""
+        return self.name(build.mul(q, self.inputs.attn_temp), "Qcur_attn_temp_scaled", il)
 
     def attention(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         """Store k and v, attend, project: [n_embd, n_tokens]."""
@@ -149,7 +189,9 @@ class Builder:
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, il: int
     ) -> Tensor:
         q = build.permute(q, 0, 2, 1, 3)
-        params = FlashAttnParams(scale, precision=Precision.F32)
+        params = FlashAttnParams(
+            scale, logit_softcap=self.hp.attn_logit_softcap, precision=Precision.F32
+        )
         out = build.flash_attn_ext(q, k, v, mask, params)
         self.name(out, "__fattn__", il)
         return build.reshape(out, out.ne[0] * out.ne[1], out.ne[2])
@@ -159,6 +201,9 @@ class Builder:
     ) -> Tensor:
         q = build.permute(q, 0, 2, 1, 3)
         kq = self.name(build.mul_mat(k, q, Precision.F32), "kq", il)
+        cap = self.hp.attn_logit_softcap
+        if cap:
+            kq = build.scale(build.tanh(build.scale(kq, 1.0 / cap)), cap)
         kq = self.name(build.soft_max_ext(kq, mask, scale), "kq_soft_max", il)
         kqv = self.name(build.mul_mat(v, kq), "kqv", il)
         kqv = build.permute(kqv, 0, 2, 1, 3)
@@ -174,16 +219,31 @@ class Builder:
         suffix: str = "",
         name: str = "ffn_out",
     ) -> Tensor:
-        """down(act(gate(x)) * up(x)); the suffix chooses other tensors, e.g. ffn_up_shexp."""
+        """down(act(gate(x)) * up(x)); without a gate, `up` holds it in its first half.
+
+        The suffix chooses other tensors, e.g. ffn_up_shexp.
+        """
         il = layer.il
         up = self.name(self.linear(layer, f"ffn_up{suffix}", x), "ffn_up", il)
-        gate = self.name(self.linear(layer, f"ffn_gate{suffix}", x), "ffn_gate", il)
-        hidden = self.name(build.glu_split(gate, up, act), f"ffn_{act.name.lower()}", il)
+        if layer.get(f"ffn_gate{suffix}.weight") is None:
+            hidden = build.glu(up, act)
+        else:
+            gate = self.name(self.linear(layer, f"ffn_gate{suffix}", x), "ffn_gate", il)
+            hidden = build.glu_split(gate, up, act)
+        self.name(hidden, f"ffn_{act.name.lower()}", il)
         return self.name(self.linear(layer, f"ffn_down{suffix}", hidden), name, il)
+
+
+def attn_temperatures(hp: HParams, pos: IntArray) -> npt.NDArray[np.float32]:
+    """What `Builder.temper` multiplies the q of each position by: 1 in the first stretch."""
+    stretch = np.floor(pos / hp.attn_temp_length)
+    return (np.log(stretch + 1.0) * hp.attn_temp_scale + 1.0).astype(np.float32)
 
 
 def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
     """The rope operation's parameters."""
+    # llama.cpp: one magnitude for all layers but those that know nothing of squeezed positions
+    magnitude = scaling if scaling.type == "none" else hp.rope
     return RopeParams(
         n_dims=hp.n_rot,
         mode=hp.rope_mode,
@@ -191,7 +251,7 @@ def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
         freq_base=scaling.freq_base,
         freq_scale=scaling.freq_scale,
         ext_factor=scaling.extrapolation,
-        attn_factor=_attn_factor(hp.rope),  # llama.cpp: one for all layers
+        attn_factor=_attn_factor(magnitude),
         beta_fast=scaling.beta_fast,
         beta_slow=scaling.beta_slow,
     )
@@ -201,8 +261,14 @@ def _attn_factor(scaling: RopeScaling) -> float:
     if not scaling.extrapolation:
         return scaling.yarn_attn_factor * scaling.attn_factor
     # attention is sharpened when positions are squeezed
-    wanted = max(1.0, 1.0 - 0.1 * math.log(scaling.freq_scale))
+    wanted = _yarn_magnitude(scaling, 1.0)
+    if scaling.log_multiplier:
+        wanted /= _yarn_magnitude(scaling, scaling.log_multiplier)
     return wanted / _own_magnitude(scaling) * scaling.attn_factor
+
+
+def _yarn_magnitude(scaling: RopeScaling, multiplier: float) -> float:
+    return max(1.0, 1.0 - 0.1 * multiplier * math.log(scaling.freq_scale))
 
 
 def _own_magnitude(scaling: RopeScaling) -> float:

@@ -16,7 +16,14 @@ from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
 from pyggml.llama.batch import Batch, BatchError, IntArray, Ubatch
-from pyggml.llama.builder import Builder, GraphInputs, GraphShape, rope_factors, shift_params
+from pyggml.llama.builder import (
+    Builder,
+    GraphInputs,
+    GraphShape,
+    attn_temperatures,
+    rope_factors,
+    shift_params,
+)
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
 from pyggml.llama.kv_cache import N_KV_STEP, CacheParams, KvCache, Memory, make_memory
 from pyggml.llama.kv_cells import Cells
@@ -319,6 +326,8 @@ class Context:
         _set(inputs.tokens, ubatch.tokens)
         _set(inputs.pos, ubatch.pos)
         _set(inputs.out_ids, ubatch.outputs)
+        if self.hparams.attn_temp_scale:
+            _set(inputs.attn_temp, attn_temperatures(self.hparams, ubatch.pos))
         for cache, leafs, slot in zip(self.memory.caches, inputs.attention, slots, strict=True):
             hidden = cache.mask(ubatch, leafs.mask.ne[0])
             mask = np.zeros(hidden.shape, np.float16 if self.flash_attn else np.float32)
@@ -348,7 +357,7 @@ class Context:
         hp, size = self.hparams, cache.params.size
         graph = Graph()
         shift = new_tensor(build.I32, size, name="k_shift").as_input()
-        for il in cache.layers:
+        for il in filter(hp.rotates, cache.layers):
             k, head = cache.k[il], hp.n_embd_head_k
             scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
             heads = (head, hp.n_head_kv[il], size)

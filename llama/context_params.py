@@ -56,7 +56,9 @@ class RopeOverrides:
         Layers with a sliding window keep their own frequencies: they see no long context.
         """
         rope, swa = self.apply(hp.rope), hp.rope_swa
-        if swa is not None:
+        if swa is not None and swa.type == "none":
+            swa = replace(swa, freq_base=self.freq_base or swa.freq_base)
+        elif swa is not None:
             swa = replace(rope, freq_base=swa.freq_base, freq_scale=swa.freq_scale)
         return replace(hp, rope=rope, rope_swa=swa)
 

@@ -33,6 +33,7 @@ class RopeScaling:
     yarn_attn_factor: float = 1.0  # without effect if ext_factor is not 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_multiplier: float = 0.0  # YaRN's magnitude is divided by that of this multiplier; 0: not
 
     @property
     def extrapolation(self) -> float:
@@ -106,8 +107,15 @@ class HParams:
     n_swa: int = 0  # 0: no sliding window
     is_swa: tuple[bool, ...] = ()
     attention_scale: float = 0.0  # 0: 1 / sqrt(n_embd_head_k)
+    attn_logit_softcap: float = 0.0  # 0: none
+    attn_temp_scale: float = 0.0  # 0: attention is equally sharp at all positions
+    attn_temp_length: int = 0  # positions of equal sharpness
     final_logit_softcap: float = 0.0  # 0: none
     experts: Experts | None = None
+    no_rope: tuple[bool, ...] = ()  # layers that know no positions
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a layer's parts add to the residual stream
+    logit_scale: float = 1.0
 
     @property
     def kq_scale(self) -> float:
@@ -126,11 +134,15 @@ class HParams:
         """Whether a layer sees only the last n_swa positions."""
         return bool(self.is_swa) and self.is_swa[il]
 
+    def rotates(self, il: int) -> bool:
+        """Whether q and k of a layer are rotated by position."""
+        return not (self.no_rope and self.no_rope[il])
 
-def swa_window(kv: Metadata) -> int:
+
+def swa_window(kv: Metadata, default: int = 0) -> int:
     """Positions that a layer with a sliding window sees; 0: there are no such layers."""
     key = f"{kv.get_str('general.architecture')}.attention.sliding_window"
-    return min(kv.get_int(key, 0), MAX_WINDOW)
+    return min(kv.get_int(key, default), MAX_WINDOW)
 
 
 def swa_pattern(kv: Metadata, n_layer: int, default: int) -> tuple[bool, ...]:
@@ -152,15 +164,33 @@ def not_negative(kv: Metadata, key: str, default: float | None = None) -> float:
     return value
 
 
-def rope_of_window(kv: Metadata, rope: RopeScaling) -> RopeScaling:
-    """Rotation in layers with a sliding window: a base of their own, and no squeezing."""
+def rope_of_window(
+    kv: Metadata, rope: RopeScaling, *, freq_base: float = 10000.0, squeezed: bool = False
+) -> RopeScaling:
+    """Rotation in layers with a sliding window: a base of their own (default `freq_base`).
+
+    Positions are not squeezed unless `squeezed`.
+    """
     key = f"{kv.get_str('general.architecture')}.rope.freq_base_swa"
-    scaling = replace(rope, freq_base=kv.get_float(key, 10000.0), freq_scale=1.0)
+    freq_scale = rope.freq_scale if squeezed else 1.0
+    scaling = replace(rope, freq_base=kv.get_float(key, freq_base), freq_scale=freq_scale)
     return _checked(scaling, f"{key} or others")
 
 
+def yarn_keys(kv: Metadata, rope: RopeScaling) -> RopeScaling:
+    """The rope.scaling.yarn_* keys, which few architectures read."""
+    prefix = f"{kv.get_str('general.architecture')}.rope.scaling.yarn_"
+    scaling = replace(
+        rope,
+        beta_fast=kv.get_float(f"{prefix}beta_fast", rope.beta_fast),
+        beta_slow=kv.get_float(f"{prefix}beta_slow", rope.beta_slow),
+        log_multiplier=kv.get_float(f"{prefix}log_multiplier", 0.0),
+    )
+    return _checked(scaling, f"{prefix}*")
+
+
 def rope_scaling(kv: Metadata, n_ctx_train: int) -> RopeScaling:
-    """The rope.* keys. Those that begin with yarn_ are read by no architecture here."""
+    """The rope.* keys except those of `yarn_keys`."""
     a = kv.get_str("general.architecture")
     type_ = kv.get_str(f"{a}.rope.scaling.type", "linear")
     if type_ not in ROPE_TYPES:

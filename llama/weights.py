@@ -92,24 +92,32 @@ class WantList:
         """The weight of a norm."""
         self.add(f"blk.{il}.{name}.weight", n, op=Op.MUL, layer=il)
 
-    def linear(self, il: int, name: str, n_in: int, n_out: int, *, bias: bool = False) -> None:
-        """A matrix, and with `bias` an optional bias."""
-        self.add(f"blk.{il}.{name}.weight", n_in, n_out, op=Op.MUL_MAT, layer=il)
+    def linear(
+        self, il: int, name: str, n_in: int, n_out: int, *, bias: bool = False, unless: str = ""
+    ) -> None:
+        """A matrix, and with `bias` an optional bias; `unless` names a matrix that replaces it."""
+        blk, unless = f"blk.{il}.{name}", unless and f"blk.{il}.{unless}.weight"
+        self.add(f"{blk}.weight", n_in, n_out, op=Op.MUL_MAT, layer=il, unless=unless)
         if bias:
-            self.add(f"blk.{il}.{name}.bias", n_out, op=Op.ADD, required=False, layer=il)
+            self.add(f"{blk}.bias", n_out, op=Op.ADD, required=False, layer=il, unless=unless)
 
     def rope_factors(self, n_rot: int) -> None:
         """Optional per-frequency factors (Llama 3: rope_freqs; longrope: long and short)."""
         for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
             self.add(f"{name}.weight", n_rot // 2, op=Op.ROPE, required=False)
 
-    def attention(self, il: int, hp: HParams, *, bias: bool = False) -> None:
-        """attn_q, attn_k, attn_v and attn_output."""
+    def attention(self, il: int, hp: HParams, *, bias: bool = False, fused: bool = True) -> None:
+        """attn_q, attn_k, attn_v and attn_output; with `fused` attn_qkv may replace three."""
         n_q = hp.n_embd_head_k * hp.n_head[il]
+        n_k, n_v = hp.n_embd_k_gqa(il), hp.n_embd_v_gqa(il)
         n_out = hp.n_embd_head_v * hp.n_head[il]
-        self.linear(il, "attn_q", hp.n_embd, n_q, bias=bias)
-        self.linear(il, "attn_k", hp.n_embd, hp.n_embd_k_gqa(il), bias=bias)
-        self.linear(il, "attn_v", hp.n_embd, hp.n_embd_v_gqa(il), bias=bias)
+        if fused:
+            n_qkv, qkv = n_q + n_k + n_v, f"blk.{il}.attn_qkv"
+            self.add(f"{qkv}.weight", hp.n_embd, n_qkv, op=Op.MUL_MAT, required=False, layer=il)
+            if bias:
+                self.add(f"{qkv}.bias", n_qkv, op=Op.ADD, required=False, layer=il)
+        for name, n in (("attn_q", n_q), ("attn_k", n_k), ("attn_v", n_v)):
+            self.linear(il, name, hp.n_embd, n, bias=bias, unless="attn_qkv")
         self.linear(il, "attn_output", n_out, hp.n_embd, bias=bias)
 
     def ffn(self, il: int, n_embd: int, n_ff: int, *, bias: bool = False, suffix: str = "") -> None:
@@ -117,3 +125,8 @@ class WantList:
         self.linear(il, f"ffn_gate{suffix}", n_embd, n_ff, bias=bias)
         self.linear(il, f"ffn_up{suffix}", n_embd, n_ff, bias=bias)
         self.linear(il, f"ffn_down{suffix}", n_ff, n_embd, bias=bias)
+
+    def fused_ffn(self, il: int, n_embd: int, n_ff: int) -> None:
+        """ffn_up that holds the gate and then the other half, and ffn_down."""
+        self.linear(il, "ffn_up", n_embd, 2 * n_ff)
+        self.linear(il, "ffn_down", n_ff, n_embd)

@@ -148,9 +148,15 @@ class Exact:
         """What the tokens read from each other: [n_tokens, n_embd]."""
         blk, n_tokens = f"blk.{il}", len(x)
         x = self.normed(x, f"{blk}.attn_norm")
-        q = self.linear(x, f"{blk}.attn_q").reshape(n_tokens, self.n_head, -1)
-        k = self.linear(x, f"{blk}.attn_k").reshape(n_tokens, self.n_head_kv, -1)
-        v = self.linear(x, f"{blk}.attn_v").reshape(n_tokens, self.n_head_kv, -1)
+        counts = (self.n_head, self.n_head_kv, self.n_head_kv)
+        if f"{blk}.attn_qkv.weight" in self.stored:
+            heads = self.linear(x, f"{blk}.attn_qkv").reshape(n_tokens, sum(counts), -1)
+            q, k, v = np.split(heads, np.cumsum(counts)[:-1], axis=1)
+        else:
+            q, k, v = (
+                self.linear(x, f"{blk}.attn_{name}").reshape(n_tokens, n, -1)
+                for name, n in zip("qkv", counts, strict=True)
+            )
         angles = self.angles(n_tokens, q.shape[-1], il)
         q = self.family.rotate(self.normed(q, f"{blk}.attn_q_norm"), angles)
         k = self.family.rotate(self.normed(k, f"{blk}.attn_k_norm"), angles)

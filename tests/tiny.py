@@ -30,13 +30,14 @@ SMALL |= {"n_expert": 12, "n_ff_exp": 96, "n_ff_shexp": 224}
 WIDE = {"n_embd": 256, "n_head": 8, "n_head_kv": 2, "head_dim": 64, "n_ff": 768}
 WIDE |= {"n_expert": 12, "n_ff_exp": 512, "n_ff_shexp": 1024}
 
-# Matrices in ggml order: columns (the inputs) first.
-MATRICES = {
+# In ggml order: columns (the inputs) first. One dimension is a norm.
+SHAPES: dict[str, tuple[str, ...]] = {
     "token_embd": ("n_embd", "n_vocab"),
     "output": ("n_embd", "n_vocab"),
     "attn_q": ("n_embd", "n_q"),
     "attn_k": ("n_embd", "n_kv"),
     "attn_v": ("n_embd", "n_kv"),
+    "attn_qkv": ("n_embd", "n_qkv"),
     "attn_output": ("n_q", "n_embd"),
     "ffn_gate": ("n_embd", "n_ff"),
     "ffn_up": ("n_embd", "n_ff"),
@@ -50,22 +51,23 @@ MATRICES = {
     "ffn_down_shexp": ("n_ff_shexp", "n_embd"),
     "ffn_gate_inp_shexp": ("n_embd",),
     "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
+    "output_norm": ("n_embd",),
+    "attn_norm": ("n_embd",),
+    "attn_q_norm": ("head_dim",),
+    "attn_k_norm": ("head_dim",),
+    "post_attention_norm": ("n_embd",),
+    "ffn_norm": ("n_embd",),
+    "post_ffw_norm": ("n_embd",),
 }
-NORMS = {
-    "output_norm": "n_embd",
-    "attn_norm": "n_embd",
-    "attn_q_norm": "head_dim",
-    "attn_k_norm": "head_dim",
-    "post_attention_norm": "n_embd",
-    "ffn_norm": "n_embd",
-    "post_ffw_norm": "n_embd",
-}
+TOP_ONLY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 # Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
 # by 2, which leaves about a tenth of the vocabulary likely.
 GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0}
 
 ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
 DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+FUSED = ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")
+FUSED_SHAPES = {"ffn_up": ("n_embd", "n_gate_up")}
 QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 ROUTED = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
@@ -93,6 +95,8 @@ class Arch:
     def has_experts(self) -> bool:
         return "ffn_gate_inp" in self.layer
 
+    shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
+
 
 ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
@@ -118,7 +122,64 @@ ARCHS = {
         # the scaled embedding would outweigh the layers, and each token predict itself
         gains={"token_embd": 0.5, "output_norm": 4.0},
     ),
+    "phi3": Arch(
+        "spm",
+        UNTIED,
+        FUSED,
+        {"rope.scaling.attn_factor": 1.2, "attention.sliding_window": 16},
+        square=True,
+        shapes=FUSED_SHAPES,
+    ),
+    "gemma2": Arch(
+        "spm",
+        TIED,
+        (*DENSE, *POST_NORMS),
+        {"attention.sliding_window": 16},
+        n_layer=3,
+        gains={"token_embd": 0.5, "output_norm": 4.0},
+    ),
+    "glm4": Arch(
+        "glm4",
+        UNTIED,
+        ("ffn_norm", *ATTENTION, *QKV_BIAS, *POST_NORMS, "ffn_up", "ffn_down"),
+        {"rope.dimension_count": 20},
+        shapes=FUSED_SHAPES,
+    ),
+    "mistral3": Arch("tekken", UNTIED, DENSE, {"rope.freq_base": 1e6}),
+    "smollm3": Arch("smaug-bpe", TIED, DENSE, {"rope.freq_base": 5e6}, n_layer=5),
+    "olmo2": Arch(
+        "dbrx",
+        UNTIED,
+        (*ATTENTION[1:], *HEAD_NORMS, *DENSE[-3:], *POST_NORMS),
+        {"rope.freq_base": 5e5},
+        n_layer=3,
+        square=True,
+        shapes={"attn_q_norm": ("n_q",), "attn_k_norm": ("n_kv",)},
+    ),
+    "granite": Arch(
+        "refact",
+        TIED,
+        DENSE,
+        {
+            "embedding_scale": 3.0,
+            "residual_scale": 0.4,
+            "attention.scale": 0.25,
+            "logit_scale": 2.0,
+        },
+        gains={"token_embd": 0.2, "output_norm": 20.0},
+    ),
 }
+
+LONGROPE = ("rope_factors_long", "rope_factors_short")
+LONGROPE_KEYS: dict[str, Scalar] = {"rope.scaling.type": "longrope"}
+YARN: dict[str, Scalar] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+}
+
+# Architectures with a GELU, which in ggml's CPU code is a table of F16 values.
+TABLE_GELU = ("gemma2", "gemma3")
 
 # name -> architecture and the arguments of write_tiny that make it
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -126,6 +187,66 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope_freqs": ("llama", {"extra": ("rope_freqs",)}),
     "llama-tied": ("llama", {"omit": ("output",)}),
     "llama-biases": ("llama", {"extra": (*QKV_BIAS, "attn_output.bias")}),
+    "llama-attn_qkv": ("llama", {"extra": ("attn_qkv", "attn_qkv.bias"), "omit": ATTENTION[1:4]}),
+    "qwen3-attn_qkv": ("qwen3", {"extra": ("attn_qkv",), "omit": ATTENTION[1:4]}),
+    "phi3-short": ("phi3", {"extra": LONGROPE, "metadata": LONGROPE_KEYS}),
+    "phi3-long": (
+        "phi3",
+        {
+            "extra": LONGROPE,
+            "metadata": {**LONGROPE_KEYS, "rope.scaling.original_context_length": 64},
+        },
+    ),
+    "phi3-partial": ("phi3", {"metadata": {"rope.dimension_count": 24}}),
+    "phi3-separate": ("phi3", {"extra": (*ATTENTION[1:4], *QKV_BIAS), "omit": ("attn_qkv",)}),
+    "gemma2-caps": (
+        "gemma2",
+        {
+            "metadata": {
+                "rope.scaling.factor": 4.0,
+                "rope.freq_base_swa": 1e3,
+                "attn_logit_softcapping": 2.0,
+                "final_logit_softcapping": 5.0,
+                "attention.sliding_window_pattern": 3,
+            }
+        },
+    ),
+    "glm4-tied": ("glm4", {"omit": ("output", *QKV_BIAS)}),
+    "glm4-attn_qkv": ("glm4", {"extra": ("attn_qkv",), "omit": (*ATTENTION[1:4], *QKV_BIAS)}),
+    "mistral3-yarn": ("mistral3", {"metadata": {**YARN, "attention.temperature_scale": 0.5}}),
+    "mistral3-yarn_log": (
+        "mistral3",
+        {
+            "metadata": {
+                **YARN,
+                "rope.scaling.original_context_length": 1024,
+                "rope.scaling.yarn_log_multiplier": 0.7,
+                "rope.scaling.yarn_beta_fast": 8.0,
+                "rope.scaling.yarn_beta_slow": 0.5,
+            }
+        },
+    ),
+    "smollm3-attn_qkv": ("smollm3", {"extra": ("attn_qkv",), "omit": ATTENTION[1:4]}),
+    "olmo2-window": (
+        "olmo2",
+        {
+            "metadata": {
+                **YARN,
+                "attention.sliding_window": 16,
+                "attention.sliding_window_pattern": 2,
+            }
+        },
+    ),
+    "granite-unrotated": ("granite", {"metadata": {"rope.scaling.finetuned": False}}),
+    "granite-unscaled": (
+        "granite",
+        {
+            "extra": (*QKV_BIAS, "ffn_gate.bias"),
+            "metadata": dict.fromkeys(
+                ("embedding_scale", "residual_scale", "attention.scale"), 0.0
+            ),
+        },
+    ),
     "gemma3-softcap": ("gemma3", {"metadata": {"final_logit_softcapping": 4.0}}),
 }
 
@@ -154,15 +275,16 @@ def write_tiny(
     writer = gguf.GGUFWriter(path, arch)
     add = functools.partial(add_metadata, writer)
     keys = {**common_metadata(size), **(expert_metadata(row, size) if row.has_experts else {})}
-    for key, value in {**keys, **row.metadata, **(metadata or {})}.items():
+    keys |= {**row.metadata, **(metadata or {})}
+    size["n_rot"] = int(keys["rope.dimension_count"])
+    for key, value in keys.items():
         add(f"{arch}.{key}", value)
     for key, value in vocab.metadata.items():
         add(f"tokenizer.{key}", value)
-    gains = {**GAINS, **row.gains}
     for name in tensor_names(row, size["n_layer"], extra, omit):
         base = name.removesuffix(".weight")
         chosen = types.get(base, types.get(base.split(".")[-1], weight_type))
-        add_tensor(writer, name, random_tensor(name, size, gains, seed), chosen)
+        add_tensor(writer, name, random_tensor(name, row, size, seed), chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -183,6 +305,8 @@ def dimensions(
         size["n_head"] = size["n_embd"] // size["head_dim"]
     size["n_q"] = size["n_head"] * size["head_dim"]
     size["n_kv"] = size["n_head_kv"] * size["head_dim"]
+    size["n_qkv"] = size["n_q"] + 2 * size["n_kv"]
+    size["n_gate_up"] = 2 * size["n_ff"]
     return {**size, "n_vocab": n_vocab}
 
 
@@ -217,8 +341,8 @@ def tensor_names(
     row: Arch, n_layer: int, extra: tuple[str, ...], omit: tuple[str, ...]
 ) -> Iterator[str]:
     """Full names in the order of the file."""
-    top = (*row.top, *(part for part in extra if part == "rope_freqs"))
-    layer = (*row.layer, *(part for part in extra if part != "rope_freqs"))
+    top = (*row.top, *(part for part in extra if part in TOP_ONLY))
+    layer = (*row.layer, *(part for part in extra if part not in TOP_ONLY))
     first = (*(row.first or row.layer), *layer[len(row.layer) :])
     layers = [first, *[layer] * (n_layer - 1)]
     for prefix, parts in (("", top), *((f"blk.{il}.", layers[il]) for il in range(n_layer))):
@@ -227,28 +351,32 @@ def tensor_names(
                 yield prefix + (part if part.endswith(".bias") else f"{part}.weight")
 
 
-def random_tensor(
-    name: str, size: Mapping[str, int], gains: Mapping[str, float], seed: int
-) -> NDArray[np.float32]:
+def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> NDArray[np.float32]:
     """Values that depend on the seed and the name only, not on the other tensors of the model."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     *_, part, kind = name.split(".")
-    if part == "rope_freqs":
-        return rope_factors(size["head_dim"] // 2)
-    gain = gains.get(part, 1.0)
-    shape = [size[dim] for dim in reversed(MATRICES.get(part, ()))]
-    if part in NORMS:
-        values = gain * (1 + 0.1 * random.standard_normal(size[NORMS[part]]))
-    elif kind == "bias":
+    if part in TOP_ONLY:
+        return rope_factors(part, size["n_rot"] // 2)
+    gain = {**GAINS, **row.gains}.get(part, 1.0)
+    shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
+    if kind == "bias":
         values = 0.3 * random.standard_normal(shape[:-1])
+    elif part.endswith("norm"):
+        values = gain * (1 + 0.1 * random.standard_normal(shape))
     else:
         values = gain / math.sqrt(shape[-1]) * random.standard_normal(shape)
     return values.astype(np.float32)
 
 
-def rope_factors(n_pairs: int) -> NDArray[np.float32]:
-    """Divisors of the rope frequencies as in Llama 3.1: 1 for fast pairs, 8 for slow ones."""
-    return np.clip(np.linspace(-3, 12, n_pairs), 1, 8).astype(np.float32)
+def rope_factors(name: str, n_pairs: int) -> NDArray[np.float32]:
+    """Divisors of the rope frequencies.
+
+    rope_freqs as in Llama 3.1: 1 for fast pairs, 8 for slow ones; Phi's grow for all, the short
+    ones less.
+    """
+    if name == "rope_freqs":
+        return np.clip(np.linspace(-3, 12, n_pairs), 1, 8).astype(np.float32)
+    return np.linspace(1.1, 20 if name == "rope_factors_long" else 3, n_pairs).astype(np.float32)
 
 
 def add_metadata(writer: gguf.GGUFWriter, key: str, value: Scalar | list[Any]) -> None:
@@ -370,5 +498,10 @@ def spm() -> Vocab:
 VOCABS: dict[str, Callable[[], Vocab]] = {
     "llama-bpe": functools.partial(bpe, "llama-bpe", add_bos=True),
     "qwen2": functools.partial(bpe, "qwen2", add_bos=False),
+    "glm4": functools.partial(bpe, "glm4", add_bos=False),
+    "tekken": functools.partial(bpe, "tekken", add_bos=True),
+    "smaug-bpe": functools.partial(bpe, "smaug-bpe", add_bos=False),
+    "dbrx": functools.partial(bpe, "dbrx", add_bos=False),
+    "refact": functools.partial(bpe, "refact", add_bos=False),
     "spm": spm,
 }

@@ -1,0 +1,59 @@
+"""granite: Granite 3 and 4 (dense); embedding, residual, attention and logits have scales."""
+
+from dataclasses import replace
+
+from pyggml.errors import ModelError
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common, not_negative
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = common(kv, RopeMode.NORMAL)
+    if kv.get_int("granite.expert_count", 0):
+        raise ModelError("granite.expert_count: models with experts are not supported")
+    divisor = not_negative(kv, "granite.logit_scale")
+    if not divisor:
+        raise ModelError("granite.logit_scale is 0; logits are divided by it")
+    unrotated = not kv.get_bool("granite.rope.scaling.finetuned", True)
+    return replace(
+        hp,
+        logit_scale=1.0 / divisor,
+        # 0 means 1
+        residual_scale=not_negative(kv, "granite.residual_scale", 0.0) or 1.0,
+        embedding_scale=not_negative(kv, "granite.embedding_scale", 0.0) or 1.0,
+        attention_scale=not_negative(kv, "granite.attention.scale", 0.0),
+        no_rope=(True,) * hp.n_layer if unrotated else (),
+    )
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    want.rope_factors(hp.n_rot)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp, bias=True)
+        want.norm(il, "ffn_norm", hp.n_embd)
+        want.ffn(il, hp.n_embd, hp.n_ff[il], bias=True)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    hp = b.hp
+    x = b.embed(w["token_embd.weight"], scale=hp.embedding_scale)
+    for layer in w.layers:
+        il = layer.il
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", il)
+        q, k, v = b.qkv(layer, h)
+        if hp.rotates(il):
+            q, k = b.rope(q, il, w), b.rope(k, il, w)
+        h = b.attention(layer, q, k, v, scale=hp.kq_scale)
+        h, x = b.last_rows(il, h, x)
+        x = b.add(b.scale(h, hp.residual_scale, "attn_scaled", il), x, "ffn_inp", il)
+        h = b.ffn(layer, b.norm(x, layer["ffn_norm.weight"], "ffn_norm", il))
+        x = b.add(b.scale(h, hp.residual_scale, "ffn_scaled", il), x, "l_out", il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])

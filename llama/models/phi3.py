@@ -1,0 +1,51 @@
+"""phi3: Phi 3, 3.5 and 4; attn_qkv and ffn_up hold several matrices each, longrope.
+
+The files of some models name a sliding window; llama.cpp ignores it, and so does this.
+"""
+
+import logging
+
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common, swa_window
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+log = logging.getLogger("pyggml.loader")
+
+
+def hparams(kv: Metadata) -> HParams:
+    n_swa = swa_window(kv)
+    if n_swa:
+        log.warning("phi3: the sliding window of %d positions is ignored", n_swa)
+    return common(kv, RopeMode.NEOX)
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    want.rope_factors(hp.n_rot)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp, bias=True)
+        want.norm(il, "ffn_norm", hp.n_embd)
+        want.fused_ffn(il, hp.n_embd, hp.n_ff[il])
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    hp = b.hp
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        il = layer.il
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", il)
+        q, k, v = b.qkv(layer, h)
+        q = b.scale(b.rope(q, il, w), hp.kq_scale, "Qcur_scaled", il)
+        k = b.rope(k, il, w)
+        h = b.attention(layer, q, k, v, scale=1.0)
+        h, x = b.last_rows(il, h, x)
+        x = b.add(h, x, "ffn_inp", il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", il)
+        x = b.add(b.ffn(layer, h), x, "l_out", il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])
