@@ -8,7 +8,8 @@ import pytest
 from exact import FAMILIES, Exact, gelu_from_table, kl
 from oracle import LlamaCpp, LlamaServer
 from texts import TEXTS
-from tiny import ARCHS, TABLE_GELU, VARIANTS, VOCABS, write_tiny
+from tiny import ARCHS, TABLE_GELU, VARIANTS, write_tiny
+from tiny_tokens import VOCABS
 
 LENGTHS = (1, 2, 33, 100)
 # Mean KL from exact arithmetic that activations of 8 bits cost llama.cpp in tiny models.
