@@ -116,6 +116,7 @@ class HParams:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a layer's parts add to the residual stream
     logit_scale: float = 1.0
+    n_nextn: int = 0  # layers behind the last that predict further tokens: they are ignored
 
     @property
     def kq_scale(self) -> float:
@@ -245,6 +246,23 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
     )
     _check_sizes(hp, mixture=kv.get_int(f"{a}.expert_count", 0) > 0)
     return hp
+
+
+def without_nextn(kv: Metadata, hp: HParams) -> HParams:
+    """Without the last layers of block_count, which predict further tokens, if there are any."""
+    key = f"{hp.arch}.nextn_predict_layers"
+    n = kv.get_int(key, 0)
+    if not 0 <= n < hp.n_layer:
+        raise ModelError(f"{key} is {n}; it must be less than the {hp.n_layer} layers")
+    n_layer = hp.n_layer - n
+    return replace(
+        hp,
+        n_nextn=n,
+        n_layer=n_layer,
+        n_head=hp.n_head[:n_layer],
+        n_head_kv=hp.n_head_kv[:n_layer],
+        n_ff=hp.n_ff[:n_layer],
+    )
 
 
 def _check_heads(arch: str, n_embd: int, n_head: Sequence[int], n_head_kv: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from pyggml.llama.memory_lock import MemoryLock
 from pyggml.llama.placement import select_buffer_type
 from pyggml.llama.tensor_check import check_data
 from pyggml.llama.vocab import Vocab
-from pyggml.llama.weights import Want, Weights
+from pyggml.llama.weights import Want, WantList, Weights
 from pyggml.tensor import Tensor, padded
 
 log = logging.getLogger("pyggml.loader")
@@ -172,18 +172,23 @@ def _describe(
     vocab = Vocab.from_metadata(metadata)
     placed = [
         _Placed(want, source, tensor, select_buffer_type(devices, want, tensor, params.repack))
-        for want, source, tensor in _match(gguf, hp.arch, list(arch.weights(hp)))
+        for want, source, tensor in _match(gguf, hp.arch, arch.weights(hp))
     ]
     tensors = {p.want.name: p.tensor for p in placed}
     return placed, Model(gguf, metadata, arch, hp, vocab, devices, Weights(tensors, hp.n_layer))
 
 
 # ---------------------------------------------------------------- which tensors
-def _match(gguf: Gguf, arch: str, wants: Sequence[Want]) -> list[tuple[Want, GgufTensor, Tensor]]:
+def _match(gguf: Gguf, arch: str, want_list: WantList) -> list[tuple[Want, GgufTensor, Tensor]]:
     """The file's tensor for every want, with its shape checked."""
     found = []
-    wants = [want for want in wants if not (want.unless and want.unless in gguf.tensors)]
+    wants = [want for want in want_list if not (want.unless and want.unless in gguf.tensors)]
     unknown = gguf.tensors.keys() - {want.name for want in wants}
+    ignored = {name for name in unknown if name.startswith(tuple(want_list.ignored))}
+    unknown -= ignored
+    for name in sorted(ignored):
+        size = gguf.tensors[name].nbytes
+        log.warning("model has unused tensor %s (size = %d bytes) -- ignoring", name, size)
     for want in wants:
         source = gguf.tensors.get(want.name)
         if source is None and want.duplicate_of:

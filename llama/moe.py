@@ -92,11 +92,23 @@ def leading_dense(kv: Metadata, hp: HParams, default: int | None = None) -> int:
     return n
 
 
-def routing(kv: Metadata, e: Experts, default: Gating) -> Experts:
-    """With the gating function, normalization and scale that the file names."""
+def shared_width(kv: Metadata, n_ff: int) -> int:
+    """Shared experts lie side by side in one; each is as wide as a routed one."""
+    key = f"{kv.get_str('general.architecture')}.expert_shared_count"
+    n = kv.get_int(key)
+    if not 0 <= n <= MAX_EXPERTS:
+        raise ModelError(f"{key} is {n}; it must lie in 0..{MAX_EXPERTS}")
+    return n * n_ff
+
+
+def routing(kv: Metadata, e: Experts, default: Gating | None = None) -> Experts:
+    """With the gating function, normalization and scale that the file names.
+
+    A file that names no gating function (or 0) means the default; without one it must.
+    """
     a = kv.get_str("general.architecture")
     key = f"{a}.expert_gating_func"
-    gating = kv.get_int(key, 0) or default
+    gating = kv.get_int(key) if default is None else kv.get_int(key, 0) or default
     if gating not in tuple(Gating):
         known = ", ".join(f"{g.value} ({g.name.lower()})" for g in Gating)
         raise ModelError(f"{key} is {gating}; known are {known}")
@@ -175,6 +187,8 @@ def _want_matrices(
 def want_shared(want: WantList, il: int, hp: HParams, *, gated: bool = False) -> None:
     """The expert that sees every token, `gated` by a scalar per token."""
     assert hp.experts is not None
+    if not hp.experts.n_ff_shared:
+        return
     want.ffn(il, hp.n_embd, hp.experts.n_ff_shared, suffix="_shexp")
     if gated:
         want.add(f"blk.{il}.ffn_gate_inp_shexp.weight", hp.n_embd, op=Op.MUL_MAT, layer=il)

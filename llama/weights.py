@@ -64,6 +64,7 @@ class WantList:
 
     def __init__(self) -> None:
         self.wants: list[Want] = []
+        self.ignored: list[str] = []  # how names of tensors begin that are known and not used
 
     def __iter__(self) -> Iterator[Want]:
         return iter(self.wants)
@@ -88,9 +89,13 @@ class WantList:
             Want("output.weight", (n_embd, n_vocab), layer=OUTPUT, duplicate_of="token_embd.weight")
         )
 
-    def norm(self, il: int, name: str, n: int) -> None:
+    def ignore_nextn(self, hp: HParams) -> None:
+        """The layers that predict further tokens."""
+        self.ignored += [f"blk.{hp.n_layer + i}." for i in range(hp.n_nextn)]
+
+    def norm(self, il: int, name: str, n: int, *, required: bool = True) -> None:
         """The weight of a norm."""
-        self.add(f"blk.{il}.{name}.weight", n, op=Op.MUL, layer=il)
+        self.add(f"blk.{il}.{name}.weight", n, op=Op.MUL, layer=il, required=required)
 
     def linear(
         self, il: int, name: str, n_in: int, n_out: int, *, bias: bool = False, unless: str = ""

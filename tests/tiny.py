@@ -51,6 +51,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "ffn_up_shexp": ("n_embd", "n_ff_shexp"),
     "ffn_down_shexp": ("n_ff_shexp", "n_embd"),
     "ffn_gate_inp_shexp": ("n_embd",),
+    "ffn_gate_up_exps": ("n_embd", "n_gate_up_exps", "n_expert"),
     "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
     "output_norm": ("n_embd",),
     "attn_norm": ("n_embd",),
@@ -90,6 +91,7 @@ class Arch:
     gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
     square: bool = False  # the heads must add up to n_embd
     n_used: int = 3  # experts per token, if there are any
+    sizes: Mapping[str, str] = field(default_factory=dict)  # that follow others: "2*n_ff"
     first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
 
     @property
@@ -105,6 +107,62 @@ ARCHS = {
     "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
     "qwen3moe": Arch(
         "qwen2", UNTIED, (*ATTENTION, "ffn_norm", *HEAD_NORMS, *ROUTED), {"rope.freq_base": 1e6}
+    ),
+    "qwen2moe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *QKV_BIAS, "ffn_norm", *ROUTED, *SHARED, "ffn_gate_inp_shexp"),
+        {"rope.freq_base": 1e6},
+        square=True,
+    ),
+    "glm4moe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *QKV_BIAS, "post_attention_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
+        {
+            "rope.dimension_count": 16,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.5,
+        },
+        n_layer=3,
+        first=(*ATTENTION, *QKV_BIAS, "post_attention_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        sizes={"n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "dots1": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_gating_func": 2,
+        },
+        n_layer=3,
+        first=(*DENSE, *HEAD_NORMS),
+        sizes={"n_head_kv": "n_head", "n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "bailingmoe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
+        {
+            "leading_dense_block_count": 0,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+        },
+        sizes={"n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "hunyuan-moe": Arch(
+        "qwen2",
+        TIED,
+        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, *SHARED),
+        {},
+        sizes={"n_ff_exp": "n_ff"},
     ),
     # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
     # the full layers scale their positions
@@ -187,6 +245,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ARCHS},
     "llama-rope_freqs": ("llama", {"extra": ("rope_freqs",)}),
     "llama-tied": ("llama", {"omit": ("output",)}),
+    "llama-experts": (
+        "llama",
+        {
+            "extra": ROUTED,
+            "omit": DENSE[-3:],
+            "metadata": {"expert_count": 12, "expert_used_count": 2},
+            "n_ff_exp": 160,
+        },
+    ),
     "llama-biases": ("llama", {"extra": (*QKV_BIAS, "attn_output.bias")}),
     "llama-attn_qkv": ("llama", {"extra": ("attn_qkv", "attn_qkv.bias"), "omit": ATTENTION[1:4]}),
     "qwen3-attn_qkv": ("qwen3", {"extra": ("attn_qkv",), "omit": ATTENTION[1:4]}),
@@ -302,12 +369,16 @@ def dimensions(
     if unknown := chosen.keys() - size.keys():
         raise ValueError(f"unknown dimension {sorted(unknown)}; there are {sorted(size)}")
     size |= chosen
+    for name, rule in row.sizes.items():
+        factor, _, other = rule.rpartition("*")
+        size[name] = int(factor or 1) * size[other]
     if row.square:
         size["n_head"] = size["n_embd"] // size["head_dim"]
     size["n_q"] = size["n_head"] * size["head_dim"]
     size["n_kv"] = size["n_head_kv"] * size["head_dim"]
     size["n_qkv"] = size["n_q"] + 2 * size["n_kv"]
     size["n_gate_up"] = 2 * size["n_ff"]
+    size["n_gate_up_exps"] = 2 * size["n_ff_exp"]
     return {**size, "n_vocab": n_vocab}
 
 

@@ -1,4 +1,4 @@
-"""llama: Llama 1-3, SmolLM2, Mistral and their kin (dense)."""
+"""llama: Llama 1-3, SmolLM2, Mistral and their kin; Mixtral, which has experts."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams, common, not_negative
+from pyggml.llama.moe import experts, ffn_or_moe, want_experts
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
@@ -13,12 +14,12 @@ from pyggml.tensor import Tensor
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NORMAL)
-    if kv.get_int("llama.expert_count", 0):
-        raise ModelError("llama.expert_count: models with experts (Mixtral) are not supported")
     if hp.n_rot != hp.n_embd_head_k:
         raise ModelError(
             f"llama.rope.dimension_count is {hp.n_rot}; it must be the head size {hp.n_embd_head_k}"
         )
+    if kv.get_int("llama.expert_count", 0):
+        hp = replace(hp, experts=experts(kv, hp, n_ff=hp.n_ff[0], norm_weights=True))
     return replace(hp, attention_scale=not_negative(kv, "llama.attention.scale", 0.0))
 
 
@@ -30,7 +31,10 @@ def weights(hp: HParams) -> WantList:
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)
         want.norm(il, "ffn_norm", hp.n_embd)
-        want.ffn(il, hp.n_embd, hp.n_ff[il], bias=True)
+        if hp.experts:
+            want_experts(want, il, hp)
+        else:
+            want.ffn(il, hp.n_embd, hp.n_ff[il], bias=True)
     return want
 
 
@@ -45,5 +49,5 @@ def graph(b: Builder, w: Weights) -> Tensor:
         h, x = b.last_rows(layer.il, h, x)
         x = b.add(h, x, "ffn_inp", layer.il)
         h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", layer.il)
-        x = b.add(b.ffn(layer, h), x, "l_out", layer.il)
+        x = b.add(ffn_or_moe(b, layer, h), x, "l_out", layer.il)
     return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])

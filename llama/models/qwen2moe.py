@@ -1,0 +1,43 @@
+"""qwen2moe: Qwen 1.5 and 2 with experts; one more, gated, sees every token."""
+
+from dataclasses import replace
+
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common
+from pyggml.llama.moe import expert_width, experts, moe_ffn, want_experts, want_shared
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = common(kv, RopeMode.NEOX)
+    shared = kv.get_int("qwen2moe.expert_shared_feed_forward_length", 0) or hp.n_ff[0]
+    return replace(hp, experts=experts(kv, hp, n_ff=expert_width(kv, hp), n_ff_shared=shared))
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp, bias=True)
+        want.norm(il, "ffn_norm", hp.n_embd)
+        want_experts(want, il, hp)
+        want_shared(want, il, hp, gated=True)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
+        q, k, v = b.qkv(layer, h)
+        q, k = b.rope(q, layer.il, w), b.rope(k, layer.il, w)
+        h = b.attention(layer, q, k, v, scale=b.hp.kq_scale)
+        h, x = b.last_rows(layer.il, h, x)
+        x = b.add(h, x, "ffn_inp", layer.il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", layer.il)
+        x = b.add(moe_ffn(b, layer, h), x, "l_out", layer.il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])
