@@ -11,7 +11,6 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,26 @@ import gguf
 import numpy as np
 from ggml_oracle import base, ggml_quantize_file
 from numpy.typing import NDArray
+from tiny_arch import (
+    ATTENTION,
+    DENSE,
+    FUSED,
+    FUSED_SHAPES,
+    GAINS,
+    HEAD_NORMS,
+    POST_NORMS,
+    QKV_BIAS,
+    SHAPES,
+    TIED,
+    TOP_ONLY,
+    UNTIED,
+    Arch,
+    Scalar,
+)
+from tiny_moe import MOE_ARCHS, MOE_VARIANTS
 from tiny_tokens import VOCABS
 
 from pyggml.dtypes import GGMLType
-
-Scalar = bool | int | float | str
 
 # Rows of K-quants are multiples of 256; the other types have blocks of 32 at most.
 SMALL = {"n_embd": 128, "n_head": 6, "n_head_kv": 2, "head_dim": 32, "n_ff": 160}
@@ -31,139 +45,11 @@ SMALL |= {"n_expert": 12, "n_ff_exp": 96, "n_ff_shexp": 224}
 WIDE = {"n_embd": 256, "n_head": 8, "n_head_kv": 2, "head_dim": 64, "n_ff": 768}
 WIDE |= {"n_expert": 12, "n_ff_exp": 512, "n_ff_shexp": 1024}
 
-# In ggml order: columns (the inputs) first. One dimension is a norm.
-SHAPES: dict[str, tuple[str, ...]] = {
-    "token_embd": ("n_embd", "n_vocab"),
-    "output": ("n_embd", "n_vocab"),
-    "attn_q": ("n_embd", "n_q"),
-    "attn_k": ("n_embd", "n_kv"),
-    "attn_v": ("n_embd", "n_kv"),
-    "attn_qkv": ("n_embd", "n_qkv"),
-    "attn_output": ("n_q", "n_embd"),
-    "ffn_gate": ("n_embd", "n_ff"),
-    "ffn_up": ("n_embd", "n_ff"),
-    "ffn_down": ("n_ff", "n_embd"),
-    "ffn_gate_inp": ("n_embd", "n_expert"),
-    "ffn_gate_exps": ("n_embd", "n_ff_exp", "n_expert"),
-    "ffn_up_exps": ("n_embd", "n_ff_exp", "n_expert"),
-    "ffn_down_exps": ("n_ff_exp", "n_embd", "n_expert"),
-    "ffn_gate_shexp": ("n_embd", "n_ff_shexp"),
-    "ffn_up_shexp": ("n_embd", "n_ff_shexp"),
-    "ffn_down_shexp": ("n_ff_shexp", "n_embd"),
-    "ffn_gate_inp_shexp": ("n_embd",),
-    "ffn_gate_up_exps": ("n_embd", "n_gate_up_exps", "n_expert"),
-    "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
-    "output_norm": ("n_embd",),
-    "attn_norm": ("n_embd",),
-    "attn_q_norm": ("head_dim",),
-    "attn_k_norm": ("head_dim",),
-    "post_attention_norm": ("n_embd",),
-    "ffn_norm": ("n_embd",),
-    "post_ffw_norm": ("n_embd",),
-}
-TOP_ONLY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-# Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
-# by 2, which leaves about a tenth of the vocabulary likely.
-GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0}
-
-ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
-DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-FUSED = ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")
-FUSED_SHAPES = {"ffn_up": ("n_embd", "n_gate_up")}
-QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
-ROUTED = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
-POST_NORMS = ("post_attention_norm", "post_ffw_norm")
-TIED = ("token_embd", "output_norm")
-UNTIED = (*TIED, "output")
-
-
-@dataclass(frozen=True, slots=True)
-class Arch:
-    """What a GGUF file of one architecture holds."""
-
-    vocab: str  # a row of VOCABS
-    top: tuple[str, ...]  # tensors outside the layers
-    layer: tuple[str, ...]  # tensors of each layer
-    metadata: Mapping[str, Scalar]  # "<arch>." keys beyond the common ones
-    n_layer: int = 2
-    gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
-    square: bool = False  # the heads must add up to n_embd
-    n_used: int = 3  # experts per token, if there are any
-    sizes: Mapping[str, str] = field(default_factory=dict)  # that follow others: "2*n_ff"
-    first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
-
-    @property
-    def has_experts(self) -> bool:
-        return "ffn_gate_inp" in self.layer
-
-    shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
-
-
 ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
     "qwen2": Arch("qwen2", UNTIED, (*DENSE, *QKV_BIAS), {"rope.freq_base": 1e6}, square=True),
     "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
-    "qwen3moe": Arch(
-        "qwen2", UNTIED, (*ATTENTION, "ffn_norm", *HEAD_NORMS, *ROUTED), {"rope.freq_base": 1e6}
-    ),
-    "qwen2moe": Arch(
-        "qwen2",
-        UNTIED,
-        (*ATTENTION, *QKV_BIAS, "ffn_norm", *ROUTED, *SHARED, "ffn_gate_inp_shexp"),
-        {"rope.freq_base": 1e6},
-        square=True,
-    ),
-    "glm4moe": Arch(
-        "qwen2",
-        UNTIED,
-        (*ATTENTION, *QKV_BIAS, "post_attention_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
-        {
-            "rope.dimension_count": 16,
-            "leading_dense_block_count": 1,
-            "expert_shared_count": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 1.5,
-        },
-        n_layer=3,
-        first=(*ATTENTION, *QKV_BIAS, "post_attention_norm", "ffn_gate", "ffn_up", "ffn_down"),
-        sizes={"n_ff_shexp": "2*n_ff_exp"},
-    ),
-    "dots1": Arch(
-        "qwen2",
-        UNTIED,
-        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
-        {
-            "leading_dense_block_count": 1,
-            "expert_shared_count": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-            "expert_gating_func": 2,
-        },
-        n_layer=3,
-        first=(*DENSE, *HEAD_NORMS),
-        sizes={"n_head_kv": "n_head", "n_ff_shexp": "2*n_ff_exp"},
-    ),
-    "bailingmoe": Arch(
-        "qwen2",
-        UNTIED,
-        (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
-        {
-            "leading_dense_block_count": 0,
-            "expert_shared_count": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 1.0,
-        },
-        sizes={"n_ff_shexp": "2*n_ff_exp"},
-    ),
-    "hunyuan-moe": Arch(
-        "qwen2",
-        TIED,
-        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, *SHARED),
-        {},
-        sizes={"n_ff_exp": "n_ff"},
-    ),
+    **MOE_ARCHS,
     # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
     # the full layers scale their positions
     "gemma3": Arch(
@@ -245,15 +131,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ARCHS},
     "llama-rope_freqs": ("llama", {"extra": ("rope_freqs",)}),
     "llama-tied": ("llama", {"omit": ("output",)}),
-    "llama-experts": (
-        "llama",
-        {
-            "extra": ROUTED,
-            "omit": DENSE[-3:],
-            "metadata": {"expert_count": 12, "expert_used_count": 2},
-            "n_ff_exp": 160,
-        },
-    ),
     "llama-biases": ("llama", {"extra": (*QKV_BIAS, "attn_output.bias")}),
     "llama-attn_qkv": ("llama", {"extra": ("attn_qkv", "attn_qkv.bias"), "omit": ATTENTION[1:4]}),
     "qwen3-attn_qkv": ("qwen3", {"extra": ("attn_qkv",), "omit": ATTENTION[1:4]}),
@@ -315,6 +192,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    **MOE_VARIANTS,
     "gemma3-softcap": ("gemma3", {"metadata": {"final_logit_softcapping": 4.0}}),
 }
 

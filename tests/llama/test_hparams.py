@@ -226,7 +226,7 @@ NAN, INF = math.nan, math.inf
             {"rope__scaling__type": "yarn", "rope__scaling__original_context_length": 0},
             "n_ctx_orig is 0",
         ),
-        ({"expert_count": 8}, "models with experts"),
+        ({"expert_count": 8}, "key not found in model: llama.expert_used_count"),
     ],
 )
 def test_impossible_numbers(tmp_path: Path, change: dict[str, Any], message: str) -> None:

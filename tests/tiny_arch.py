@@ -1,0 +1,76 @@
+"""What tiny models are made of: shapes of tensors, usual groups of them, and what a row holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Scalar = bool | int | float | str
+
+# In ggml order: columns (the inputs) first. One dimension is a norm.
+SHAPES: dict[str, tuple[str, ...]] = {
+    "token_embd": ("n_embd", "n_vocab"),
+    "output": ("n_embd", "n_vocab"),
+    "attn_q": ("n_embd", "n_q"),
+    "attn_k": ("n_embd", "n_kv"),
+    "attn_v": ("n_embd", "n_kv"),
+    "attn_qkv": ("n_embd", "n_qkv"),
+    "attn_output": ("n_q", "n_embd"),
+    "ffn_gate": ("n_embd", "n_ff"),
+    "ffn_up": ("n_embd", "n_ff"),
+    "ffn_down": ("n_ff", "n_embd"),
+    "ffn_gate_inp": ("n_embd", "n_expert"),
+    "ffn_gate_exps": ("n_embd", "n_ff_exp", "n_expert"),
+    "ffn_up_exps": ("n_embd", "n_ff_exp", "n_expert"),
+    "ffn_down_exps": ("n_ff_exp", "n_embd", "n_expert"),
+    "ffn_gate_shexp": ("n_embd", "n_ff_shexp"),
+    "ffn_up_shexp": ("n_embd", "n_ff_shexp"),
+    "ffn_down_shexp": ("n_ff_shexp", "n_embd"),
+    "ffn_gate_inp_shexp": ("n_embd",),
+    "ffn_gate_up_exps": ("n_embd", "n_gate_up_exps", "n_expert"),
+    "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
+    "output_norm": ("n_embd",),
+    "attn_norm": ("n_embd",),
+    "attn_q_norm": ("head_dim",),
+    "attn_k_norm": ("head_dim",),
+    "post_attention_norm": ("n_embd",),
+    "ffn_norm": ("n_embd",),
+    "post_ffw_norm": ("n_embd",),
+}
+TOP_ONLY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+# Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
+# by 2, which leaves about a tenth of the vocabulary likely.
+GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0}
+
+ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
+DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+FUSED = ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down")
+FUSED_SHAPES = {"ffn_up": ("n_embd", "n_gate_up")}
+QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+ROUTED = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+TIED = ("token_embd", "output_norm")
+UNTIED = (*TIED, "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """What a GGUF file of one architecture holds."""
+
+    vocab: str  # a row of VOCABS
+    top: tuple[str, ...]  # tensors outside the layers
+    layer: tuple[str, ...]  # tensors of each layer
+    metadata: Mapping[str, Scalar]  # "<arch>." keys beyond the common ones
+    n_layer: int = 2
+    gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
+    square: bool = False  # the heads must add up to n_embd
+    n_used: int = 3  # experts per token, if there are any
+    sizes: Mapping[str, str] = field(default_factory=dict)  # that follow others: "2*n_ff"
+    shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
+    first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
+
+    @property
+    def has_experts(self) -> bool:
+        return "ffn_gate_inp" in self.layer

@@ -1,0 +1,82 @@
+"""Rows of tiny models with experts (tiny.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiny_arch import ATTENTION, DENSE, HEAD_NORMS, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, Arch
+
+MOE_ARCHS = {
+    "qwen3moe": Arch(
+        "qwen2", UNTIED, (*ATTENTION, "ffn_norm", *HEAD_NORMS, *ROUTED), {"rope.freq_base": 1e6}
+    ),
+    "qwen2moe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *QKV_BIAS, "ffn_norm", *ROUTED, *SHARED, "ffn_gate_inp_shexp"),
+        {"rope.freq_base": 1e6},
+        square=True,
+    ),
+    "glm4moe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *QKV_BIAS, "post_attention_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
+        {
+            "rope.dimension_count": 16,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.5,
+        },
+        n_layer=3,
+        first=(*ATTENTION, *QKV_BIAS, "post_attention_norm", "ffn_gate", "ffn_up", "ffn_down"),
+        sizes={"n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "dots1": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_gating_func": 2,
+        },
+        n_layer=3,
+        first=(*DENSE, *HEAD_NORMS),
+        sizes={"n_head_kv": "n_head", "n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "bailingmoe": Arch(
+        "qwen2",
+        UNTIED,
+        (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
+        {
+            "leading_dense_block_count": 0,
+            "expert_shared_count": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+        },
+        sizes={"n_ff_shexp": "2*n_ff_exp"},
+    ),
+    "hunyuan-moe": Arch(
+        "qwen2",
+        TIED,
+        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, *SHARED),
+        {},
+        sizes={"n_ff_exp": "n_ff"},
+    ),
+}
+
+# As VARIANTS of tiny.py.
+MOE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-experts": (
+        "llama",
+        {
+            "extra": ROUTED,
+            "omit": DENSE[-3:],
+            "metadata": {"expert_count": 12, "expert_used_count": 2},
+            "n_ff_exp": 160,
+        },
+    ),
+}
