@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.errors import ConfigError, UserError
-from pyggml.threads import set_own_priority
+from pyggml.threads import ThreadParams, set_own_priority
 from pyggml.tools import bench_memory, bench_startup, logs
 from pyggml.tools.bench_measure import (
     ATTEMPTS,
@@ -84,12 +84,15 @@ def run(values: Mapping[str, Any]) -> None:
         list_devices()
         return
     options = Options.of(values)
-    grid = parse_grid(values)
     formats = _outputs(values)
     screen = Screen()
     for device in registry.devices():
         device.watch_compiling(screen.compiling)
     set_priority(int(values.get("prio", "0")))
+    if values.get("op"):
+        _run_op(values, options, formats)
+        return
+    grid = parse_grid(values)
     if values.get("startup"):
         compare = bool(options.reference)
         places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
@@ -104,6 +107,19 @@ def run(values: Mapping[str, Any]) -> None:
         reference = sides[1] if options.reference else None
         look = layout(grid, reference, has_memory=options.memory)
         emit(look, results(tasks(grid), sides, options, screen.say), formats)
+
+
+def _run_op(
+    values: Mapping[str, Any], options: Options, formats: Sequence[tuple[str, IO[str]]]
+) -> None:
+    """What --op asks for."""
+    # here, not above: these modules know the CPU backend
+    from pyggml.tools import bench_op, bench_op_report
+
+    threads = [ThreadParams(n) for n in bench_op.thread_counts(values)]
+    todo = bench_op.op_tasks(values, threads)
+    found = bench_op.op_results(todo, options.repetitions, warm_up=options.warm_up)
+    emit(bench_op_report.layout(), found, formats)
 
 
 def set_priority(level: int) -> None:

@@ -35,6 +35,39 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "1",
             "0|1,...",
         ),
+        Flag(
+            "-nr --no-repack",
+            "no_repack",
+            value=True,
+            help="pyllama-cli's spelling of --repack 0",
+            tools=ONLY,
+        ),
+    ),
+    "One operation instead of a model, beside what the machine can do at most": (
+        Flag(
+            "--op",
+            "op",
+            ("mul_mat", "mul_mat_id"),
+            "time this operation with -t, --repack and -r; weights are random",
+            tools=ONLY,
+        ),
+        _list("--types", "op_types", "types of weights", "q4_0,q8_0,q4_K,q6_K,f16", "TYPE,..."),
+        _list(
+            "--shapes",
+            "op_shapes",
+            "rows of weights, values per row, columns of activations; up to 8 columns use copies"
+            " of a small matrix in turn, so that weights come from memory",
+            "4096x4096x1,4096x4096x512",
+            "MxKxN,...",
+        ),
+        Flag(
+            "--experts",
+            "op_experts",
+            help="of mul_mat_id: how many there are, and how many a column uses",
+            default="8,2",
+            metavar="ALL,USED",
+            tools=ONLY,
+        ),
     ),
     "How it is measured": (
         Flag("-r --repetitions", "repetitions", int, "of each test", "5", tools=ONLY),

@@ -23,6 +23,8 @@ from pyggml.backends.cpu.target import Target
 
 # What generated code may call: LLVM's own, and C functions that every process has.
 _EXTERNAL = re.compile(r"llvm\.|(memcpy|memset|memmove|(exp|log|sin|cos|tan|tanh|pow|erf)f?)$")
+# What only measurements of the machine call (kernels/probe.py).
+PROBES = "probe_"
 
 
 def import_kernels() -> None:
@@ -32,15 +34,21 @@ def import_kernels() -> None:
 
 
 def kernel_names() -> list[str]:
-    """All kernels and entry points there are."""
+    """All kernels and entry points that models may need."""
     from pyggml.backends.cpu.kernels.access import KERNELS
 
     import_kernels()
-    return sorted(KERNELS)
+    return sorted(name for name in KERNELS if not name.startswith(PROBES))
 
 
 def compile_object(name: str, target: Target) -> bytes:
     """Object code that exports one kernel as a C function of its name."""
+    code: bytes = target.machine().emit_object(compile_module(name))
+    return code
+
+
+def compile_module(name: str) -> Any:
+    """LLVM's code of a kernel for the CPU that Numba generates code for, ready for `Target`."""
     import llvmlite.binding as llvm
     import numba
 
@@ -60,8 +68,7 @@ def compile_object(name: str, target: Target) -> bytes:
     module.link_in(llvm.parse_assembly(_entry_point(name, kernel.signature, result.fndesc)))
     unknown = [f.name for f in module.functions if f.is_declaration and not _EXTERNAL.match(f.name)]
     assert not unknown, f"kernel {name} calls {unknown}: it must not raise, print or allocate"
-    code: bytes = target.machine().emit_object(module)
-    return code
+    return module
 
 
 def _entry_point(name: str, signature: Any, descriptor: Any) -> str:
