@@ -167,18 +167,23 @@ class Builder:
         return self.name(build.mul(q, self.inputs.attn_temp), "Qcur_attn_temp_scaled", il)
 
     def attention(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        """Store k and v, attend, project: [n_embd, n_tokens]."""
+        """Store k and v, attend, project: [n_embd, n_tokens].
+
+        Of the layer's weights it also uses attn_sinks, if there are any, and attn_v_b, which
+        turns compressed values into a head's own.
+        """
         il = layer.il
         cache, inputs = self._cache(il)
         # llama.cpp's order of expansion: the dumps of both list the nodes alike
         for t in (q, v, k):
             self.graph.expand(t)
         self.graph.expand(cache.store_k(il, k, inputs))
-        self.graph.expand(cache.store_v(il, v, inputs))
+        if not self.hp.values_in_keys:
+            self.graph.expand(cache.store_v(il, v, inputs))
         n_kv = inputs.mask.ne[0]
         keys, values = cache.keys(il, n_kv), cache.values(il, n_kv)
         attend = self._attend_flash if self.flash_attn else self._attend
-        out = self.name(attend(q, keys, values, inputs.mask, scale, il), "kqv_out", il)
+        out = self.name(attend(layer, q, keys, values, inputs.mask, scale), "kqv_out", il)
         return self.linear(layer, "attn_output", out)
 
     def _cache(self, il: int) -> tuple[KvCache, AttentionInputs]:
@@ -186,26 +191,34 @@ class Builder:
         return self.memory.caches[index], self.inputs.attention[index]
 
     def _attend_flash(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, il: int
+        self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
     ) -> Tensor:
+        il, sinks, v_b = layer.il, layer.get("attn_sinks.weight"), layer.get("attn_v_b.weight")
         q = build.permute(q, 0, 2, 1, 3)
         params = FlashAttnParams(
             scale, logit_softcap=self.hp.attn_logit_softcap, precision=Precision.F32
         )
-        out = build.flash_attn_ext(q, k, v, mask, params)
-        self.name(out, "__fattn__", il)
+        out = self.name(build.flash_attn_ext(q, k, v, mask, params, sinks), "__fattn__", il)
+        if v_b is not None:
+            out = build.mul_mat(v_b, build.permute(out, 0, 2, 1, 3))
+            out = build.cont(build.permute(self.name(out, "fattn_mla", il), 0, 2, 1, 3))
         return build.reshape(out, out.ne[0] * out.ne[1], out.ne[2])
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, il: int
+        self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
     ) -> Tensor:
+        il, sinks, v_b = layer.il, layer.get("attn_sinks.weight"), layer.get("attn_v_b.weight")
         q = build.permute(q, 0, 2, 1, 3)
         kq = self.name(build.mul_mat(k, q, Precision.F32), "kq", il)
         cap = self.hp.attn_logit_softcap
         if cap:
             kq = build.scale(build.tanh(build.scale(kq, 1.0 / cap)), cap)
-        kq = self.name(build.soft_max_ext(kq, mask, scale), "kq_soft_max", il)
+        kq = self.name(build.soft_max_ext(kq, mask, scale, sinks=sinks), "kq_soft_max", il)
+        if self.hp.values_in_keys:  # which are stored by rows
+            v = self.name(build.cont(build.transpose(v)), "v_cont", il)
         kqv = self.name(build.mul_mat(v, kq), "kqv", il)
+        if v_b is not None:
+            kqv = self.name(build.mul_mat(v_b, kqv), "kqv_mla", il)
         kqv = build.permute(kqv, 0, 2, 1, 3)
         return build.cont(kqv, kqv.ne[0] * kqv.ne[1], kqv.ne[2])
 
@@ -261,14 +274,14 @@ def _attn_factor(scaling: RopeScaling) -> float:
     if not scaling.extrapolation:
         return scaling.yarn_attn_factor * scaling.attn_factor
     # attention is sharpened when positions are squeezed
-    wanted = _yarn_magnitude(scaling, 1.0)
-    if scaling.log_multiplier:
-        wanted /= _yarn_magnitude(scaling, scaling.log_multiplier)
+    wanted = _yarn_magnitude(scaling, scaling.mscale)
+    wanted /= _yarn_magnitude(scaling, scaling.log_multiplier)
     return wanted / _own_magnitude(scaling) * scaling.attn_factor
 
 
-def _yarn_magnitude(scaling: RopeScaling, multiplier: float) -> float:
-    return max(1.0, 1.0 - 0.1 * multiplier * math.log(scaling.freq_scale))
+def _yarn_magnitude(scaling: RopeScaling, m: float) -> float:
+    """How much longer rotated vectors become, for a model whose mscale is m; at least 1."""
+    return max(1.0, 1.0 - 0.1 * m * math.log(scaling.freq_scale))
 
 
 def _own_magnitude(scaling: RopeScaling) -> float:

@@ -129,6 +129,7 @@ class Context:
     def _flash_attn_supported(self, il: int) -> bool:
         hp = self.hparams
         type_k, type_v = CACHE_TYPES[self.params.type_k], CACHE_TYPES[self.params.type_v]
+        type_v = type_k if hp.values_in_keys else type_v
         q = new_tensor(build.F32, hp.n_embd_head_k, 1, hp.n_head[il])
         k = new_tensor(type_k, hp.n_embd_head_k, N_KV_STEP, hp.n_head_kv[il])
         v = new_tensor(type_v, hp.n_embd_head_v, N_KV_STEP, hp.n_head_kv[il])
@@ -142,7 +143,7 @@ class Context:
             size=p.n_ctx,
             type_k=CACHE_TYPES[p.type_k],
             type_v=CACHE_TYPES[p.type_v],
-            v_trans=not self.flash_attn,
+            v_trans=not (self.flash_attn or self.hparams.values_in_keys),
             n_seq_max=p.n_seq_max,
         )
         memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
@@ -360,8 +361,9 @@ class Context:
         for il in filter(hp.rotates, cache.layers):
             k, head = cache.k[il], hp.n_embd_head_k
             scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
-            heads = (head, hp.n_head_kv[il], size)
-            view = build.view(k, heads, (k.type.row_size(head), k.nb[1]))
+            heads = (head - hp.rope_offset, hp.n_head_kv[il], size)
+            strides = k.type.row_size(head), k.nb[1]
+            view = build.view(k, heads, strides, k.type.row_size(hp.rope_offset))
             factors = rope_factors(self.model.weights, self.params.n_ctx > scaling.n_ctx_orig)
             rotated = build.rope_ext(view, shift, factors, shift_params(hp, scaling))
             graph.expand(build.cpy(rotated, view))

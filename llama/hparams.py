@@ -33,7 +33,8 @@ class RopeScaling:
     yarn_attn_factor: float = 1.0  # without effect if ext_factor is not 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    log_multiplier: float = 0.0  # YaRN's magnitude is divided by that of this multiplier; 0: not
+    mscale: float = 1.0  # YaRN: how strongly rotated vectors grow with the factor
+    log_multiplier: float = 0.0  # YaRN: as strongly they shrink again
 
     @property
     def extrapolation(self) -> float:
@@ -85,6 +86,17 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """MLA: keys and values are made of one compressed row per token, and a rotated part."""
+
+    n_lora_q: int  # width of compressed queries; 0: they are projected at once
+    n_lora_kv: int  # width of a compressed row
+    n_head_k: int  # width of a head's query and key: first the part without position
+    n_head_v: int
+    absorbed: bool  # the cache holds compressed rows, not keys and values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HParams:
     """One model's numbers; per-layer values are tuples of n_layer items."""
 
@@ -117,11 +129,22 @@ class HParams:
     residual_scale: float = 1.0  # of what a layer's parts add to the residual stream
     logit_scale: float = 1.0
     n_nextn: int = 0  # layers behind the last that predict further tokens: they are ignored
+    mla: LatentAttention | None = None
 
     @property
     def kq_scale(self) -> float:
         """What scores are multiplied by before the softmax."""
         return self.attention_scale or 1.0 / math.sqrt(self.n_embd_head_k)
+
+    @property
+    def values_in_keys(self) -> bool:
+        """Whether values are the beginning of keys, and not stored themselves."""
+        return self.mla is not None and self.mla.absorbed
+
+    @property
+    def rope_offset(self) -> int:
+        """The first channel of a cached key that is rotated."""
+        return self.n_embd_head_k - self.n_rot if self.mla else 0
 
     def n_embd_k_gqa(self, il: int) -> int:
         """Width of one cached key row."""

@@ -59,6 +59,8 @@ class KvCache:
         for il in layers:
             n_k, n_v = hp.n_embd_k_gqa(il), hp.n_embd_v_gqa(il)
             self.k[il] = new_tensor(params.type_k, n_k, params.size, name=f"cache_k_l{il}")
+            if hp.values_in_keys:
+                continue
             self.v[il] = new_tensor(params.type_v, n_v, params.size, name=f"cache_v_l{il}")
         self.buffer: Buffer | None = None
 
@@ -126,6 +128,9 @@ class KvCache:
 
     def values(self, il: int, n_kv: int) -> Tensor:
         """[head, n_kv, n_head_kv], or transposed [n_kv, head, n_head_kv]."""
+        if self.hp.values_in_keys:
+            k = self.keys(il, n_kv)
+            return build.view(k, (self.hp.n_embd_head_v, *k.ne[1:3]), k.nb[1:3])
         v, head, n_head = self.v[il], self.hp.n_embd_head_v, self.hp.n_head_kv[il]
         if not self.params.v_trans:
             return build.view(v, (head, n_kv, n_head), (v.nb[1], v.type.row_size(head)))

@@ -64,6 +64,8 @@ def _probe(op: Op, w: Tensor) -> Tensor:
         n_dims = 2 * w.ne[0]
         a = new_tensor(f32, n_dims, 1, PROBE_BATCH)
         return build.rope_ext(a, new_tensor(i32, PROBE_BATCH), w, RopeParams(n_dims))
+    if op == Op.SOFT_MAX:
+        return build.soft_max_ext(new_tensor(f32, PROBE_BATCH, 1, w.ne[0]), None, 1.0, sinks=w)
     assert op in (Op.MUL, Op.ADD), op
     combine = build.mul if op == Op.MUL else build.add
     return combine(new_tensor(f32, *w.ne), w)

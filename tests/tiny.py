@@ -31,9 +31,11 @@ from tiny_arch import (
     TIED,
     TOP_ONLY,
     UNTIED,
+    YARN,
     Arch,
     Scalar,
 )
+from tiny_latent import LATENT_ARCHS, LATENT_VARIANTS
 from tiny_moe import MOE_ARCHS, MOE_VARIANTS
 from tiny_tokens import VOCABS
 
@@ -49,6 +51,7 @@ ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
     "qwen2": Arch("qwen2", UNTIED, (*DENSE, *QKV_BIAS), {"rope.freq_base": 1e6}, square=True),
     "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
+    **LATENT_ARCHS,
     **MOE_ARCHS,
     # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
     # the full layers scale their positions
@@ -117,11 +120,6 @@ ARCHS = {
 
 LONGROPE = ("rope_factors_long", "rope_factors_short")
 LONGROPE_KEYS: dict[str, Scalar] = {"rope.scaling.type": "longrope"}
-YARN: dict[str, Scalar] = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 4.0,
-    "rope.scaling.original_context_length": 16,
-}
 
 # Architectures with a GELU, which in ggml's CPU code is a table of F16 values.
 TABLE_GELU = ("gemma2", "gemma3")
@@ -192,6 +190,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    **LATENT_VARIANTS,
     **MOE_VARIANTS,
     "gemma3-softcap": ("gemma3", {"metadata": {"final_logit_softcapping": 4.0}}),
 }
@@ -212,8 +211,8 @@ def write_tiny(
     """Write a random model of `arch` with matrices of `weight_type` to `path`; returns `path`.
 
     `extra` and `omit` change the tensors of the row, `types` gives single matrices another type
-    (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets "<arch>." keys and `dims`
-    replaces dimensions such as n_layer.
+    (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets "<arch>." keys (the
+    name of a dimension stands for its size) and `dims` replaces dimensions such as n_layer.
     """
     row, types = ARCHS[arch], types or {}
     vocab = VOCABS[row.vocab]()
@@ -222,9 +221,11 @@ def write_tiny(
     add = functools.partial(add_metadata, writer)
     keys = {**common_metadata(size), **(expert_metadata(row, size) if row.has_experts else {})}
     keys |= {**row.metadata, **(metadata or {})}
+    keys = {k: size.get(v, v) if isinstance(v, str) else v for k, v in keys.items()}
     size["n_rot"] = int(keys["rope.dimension_count"])
     for key, value in keys.items():
-        add(f"{arch}.{key}", value)
+        if value is not None:
+            add(f"{arch}.{key}", value)
     for key, value in vocab.metadata.items():
         add(f"tokenizer.{key}", value)
     for name in tensor_names(row, size["n_layer"], extra, omit):
@@ -249,7 +250,7 @@ def dimensions(
     size |= chosen
     for name, rule in row.sizes.items():
         factor, _, other = rule.rpartition("*")
-        size[name] = int(factor or 1) * size[other]
+        size[name] = int(factor or 1) * (size[other] if other in size else int(other))
     if row.square:
         size["n_head"] = size["n_embd"] // size["head_dim"]
     size["n_q"] = size["n_head"] * size["head_dim"]
@@ -257,6 +258,10 @@ def dimensions(
     size["n_qkv"] = size["n_q"] + 2 * size["n_kv"]
     size["n_gate_up"] = 2 * size["n_ff"]
     size["n_gate_up_exps"] = 2 * size["n_ff_exp"]
+    size["n_attn_out"] = size["n_head"] * size.get("n_head_v", size["head_dim"])
+    if "n_lora_kv" in size:
+        size["n_latent"] = size["n_lora_kv"] + size["n_rot"]
+        size["n_kv_b"] = size["n_head"] * (size["n_nope"] + size["n_head_v"])
     return {**size, "n_vocab": n_vocab}
 
 

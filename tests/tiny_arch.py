@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Scalar = bool | int | float | str
+Scalar = bool | int | float | str | None  # a key without value is left out
 
 # In ggml order: columns (the inputs) first. One dimension is a norm.
 SHAPES: dict[str, tuple[str, ...]] = {
@@ -15,7 +15,16 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "attn_k": ("n_embd", "n_kv"),
     "attn_v": ("n_embd", "n_kv"),
     "attn_qkv": ("n_embd", "n_qkv"),
-    "attn_output": ("n_q", "n_embd"),
+    "attn_output": ("n_attn_out", "n_embd"),
+    "attn_q_a": ("n_embd", "n_lora_q"),
+    "attn_q_a_norm": ("n_lora_q",),
+    "attn_q_b": ("n_lora_q", "n_q"),
+    "attn_kv_a_mqa": ("n_embd", "n_latent"),
+    "attn_kv_a_norm": ("n_lora_kv",),
+    "attn_kv_b": ("n_lora_kv", "n_kv_b"),
+    "attn_k_b": ("n_nope", "n_lora_kv", "n_head"),
+    "attn_v_b": ("n_lora_kv", "n_head_v", "n_head"),
+    "attn_sinks": ("n_head",),
     "ffn_gate": ("n_embd", "n_ff"),
     "ffn_up": ("n_embd", "n_ff"),
     "ffn_down": ("n_ff", "n_embd"),
@@ -40,7 +49,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 TOP_ONLY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 # Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
 # by 2, which leaves about a tenth of the vocabulary likely.
-GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0}
+GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0, "attn_sinks": 2.0}
 
 ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
 DENSE = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
@@ -53,6 +62,11 @@ HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 TIED = ("token_embd", "output_norm")
 UNTIED = (*TIED, "output")
+YARN: dict[str, Scalar] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,7 @@ class Arch:
     gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
     square: bool = False  # the heads must add up to n_embd
     n_used: int = 3  # experts per token, if there are any
-    sizes: Mapping[str, str] = field(default_factory=dict)  # that follow others: "2*n_ff"
+    sizes: Mapping[str, str] = field(default_factory=dict)  # numbers, or like "2*n_ff"
     shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
     first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
 

@@ -63,7 +63,7 @@ def test_f32_model_equals_llama_cpp(variant: str, models: Models) -> None:
         assert max(distances(ours, theirs)) < LIMITS["F32"]
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma3", "deepseek2", "gpt-oss"])
 def test_default_settings_stay_close(variant: str, models: Models) -> None:
     """F16 cache and flash attention, as users run it."""
     path = models(variant, "F32")
@@ -121,7 +121,7 @@ def test_attention_does_not_depend_on_ubatch(
 
 
 def test_greedy_tokens_equal_llama_cpp(models: Models) -> None:
-    for variant in ("llama", "qwen2", "qwen3", "gemma3"):
+    for variant in ("llama", "qwen2", "qwen3", "gemma3", "deepseek2", "deepseek2-plain", "gpt-oss"):
         path = models(variant, "F32")
         with strict(path) as ours, LlamaCpp(path) as theirs:
             ids = prompt(ours.model.hparams.n_vocab, 20)
