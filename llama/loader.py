@@ -244,6 +244,7 @@ class _Loading:
         )
         self.total = sum(p.source.nbytes for p in placed) or 1
         self.done = 0
+        self.copied: list[str] = []  # what was written into each buffer type but plain memory
 
     def run(self) -> None:
         """Give every tensor its data. Whatever goes wrong, nothing stays allocated."""
@@ -259,8 +260,14 @@ class _Loading:
         for buffer in self.model.buffers:
             buffer.set_usage(Usage.WEIGHTS)
             log.info("%12s model buffer size = %8.2f MiB", buffer.name, buffer.size / 1048576)
+        log.info("repacking: %s", "; ".join(self.copied) or self._why_in_rows())
         if self.params.use_mlock:
             self._lock()
+
+    def _why_in_rows(self) -> str:
+        where = "the file's mapping" if any(map(self._can_map, self.placed)) else "plain memory"
+        reason = "no weight can be" if self.params.repack else "off"
+        return f"{reason}, rows are read from {where}"
 
     def _can_map(self, p: _Placed) -> bool:
         device = p.buft.device
@@ -291,9 +298,15 @@ class _Loading:
             buffer = alloc_tensors([p.tensor for p in mine], buft)
             if buffer is not None:
                 self.model.buffers.append(buffer)
+            for part in {p.tensor.buffer for p in mine}:
+                if part is not None:
+                    part.prepare()
+            start = time.perf_counter()
             for p in sorted(mine, key=lambda p: -p.source.nbytes):
                 self._write(p)
                 self._finish(p)
+            if buft is not buft.device.buffer_type():
+                self.copied.append(_cost(buft, mine, time.perf_counter() - start))
 
     def _write(self, p: _Placed) -> None:
         part = self.model.gguf.parts[p.source.part]
@@ -318,3 +331,12 @@ class _Loading:
     def _lock(self) -> None:
         for buffer in self.model.buffers:
             self.model.lock.lock(buffer.base, buffer.size)
+
+
+def _cost(buft: BufferType, placed: Sequence[_Placed], seconds: float) -> str:
+    """How many tensors, and how fast they were brought into the layout of a buffer type."""
+    nbytes = sum(p.source.nbytes for p in placed)
+    return (
+        f"{len(placed)} tensors into {buft.name}, {nbytes / 1048576:.2f} MiB in {seconds:.3f} s, "
+        f"{nbytes / max(seconds, 1e-9) / 1e9:.1f} GB/s"
+    )

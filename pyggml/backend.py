@@ -192,6 +192,9 @@ class Buffer(ABC):
     def init_tensor(self, tensor: Tensor) -> None:
         """Called once for each tensor placed here; does nothing."""
 
+    def prepare(self) -> None:
+        """Compile what writing the tensors placed here needs; nothing to compile."""
+
     def copy(self, src: Tensor, dst: Tensor) -> bool:
         """Copy inside the device; False: go through host memory."""
         return False

@@ -169,6 +169,9 @@ class RepackBuffer(Buffer):
         product = "mul_mat" if tensor.ne[2] == 1 else "mul_mat_id"
         self._kernels |= {f"repack_{name}", f"{product}_{name}", panel.activations.kernel}
 
+    def prepare(self) -> None:
+        self.buft.device.library.addresses(sorted(self._kernels))
+
     def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         assert offset == 0 and data.nbytes == tensor.nbytes, "panels are written as a whole"
         self.set_from_address(tensor, as_bytes(data).ctypes.data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tiny_llama import (
 )
 
 from pyggml.backend import Buffer, BufferType
+from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.reference.device import RefBuffer, RefBufferType, RefDevice
 from pyggml.dtypes import GGMLType
 from pyggml.errors import ConfigError, GgufError, ModelError, OutOfMemory
@@ -370,3 +373,64 @@ def test_failed_loads_leave_nothing_either(tmp_path: Path, spoil: Callable[[Path
         load_model(path, ModelParams(check_tensors=True), devices=[device])
     assert device.live == 0
     assert str(path) not in open_files()
+
+
+# ---------------------------------------------------------------- what loading tells
+def repacking(path: Path, caplog: pytest.LogCaptureFixture, **params: Any) -> str:
+    """The line that tells how weights lie."""
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    load_model(path, ModelParams(**params), devices=[CpuDevice()]).close()
+    (line,) = [m for m in caplog.messages if m.startswith("repacking: ")]
+    return line
+
+
+def test_the_log_tells_what_repacking_costs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_type="Q8_0", n_layer=2)
+    with open_gguf(path) as gguf:
+        products = [
+            t
+            for t in gguf.tensors.values()
+            if t.type == GGMLType.Q8_0 and t.name != "token_embd.weight" and t.ne[1] % 8 == 0
+        ]
+    found = re.fullmatch(
+        r"repacking: (\d+) tensors into CPU_REPACK, ([\d.]+) MiB in [\d.]+ s, [\d.]+ GB/s",
+        repacking(path, caplog),
+    )
+    assert found is not None and int(found[1]) == len(products)
+    assert float(found[2]) == pytest.approx(sum(t.nbytes for t in products) / 2**20, abs=0.01)
+
+
+def test_the_log_tells_where_rows_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_type="Q8_0")
+    off = "repacking: off, rows are read from "
+    assert repacking(path, caplog, repack=False) == off + "the file's mapping"
+    assert repacking(path, caplog, repack=False, load_mode="none") == off + "plain memory"
+    floats = write_tiny(tmp_path / "f.gguf", "llama", weight_type="F32")
+    assert repacking(floats, caplog).startswith("repacking: no weight can be, rows are read from ")
+
+
+def test_kernels_are_compiled_before_the_clock_of_repacking_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = CpuDevice()
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_type="Q8_0")
+    order: list[str] = []
+    addresses, perf_counter = device.library.addresses, time.perf_counter
+
+    def asked(names: Any, *rest: Any) -> dict[str, int]:
+        order.extend(n for n in ("repack_q8_0",) if n in names)
+        return addresses(names, *rest)
+
+    def clock() -> float:
+        order.append("clock")
+        return perf_counter()
+
+    monkeypatch.setattr(device.library, "addresses", asked)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    load_model(path, devices=[device]).close()
+    assert order[:3] == ["clock", "repack_q8_0", "clock"]
