@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.errors import ConfigError, UserError
-from pyggml.threads import ThreadParams, set_own_priority
+from pyggml.threads import set_own_priority
 from pyggml.tools import bench_memory, bench_startup, logs
 from pyggml.tools.bench_measure import (
     ATTEMPTS,
@@ -29,7 +29,13 @@ from pyggml.tools.bench_output import Layout, make_format
 from pyggml.tools.bench_pyggml import PyggmlSide
 from pyggml.tools.bench_references import make_reference
 from pyggml.tools.bench_report import Machine, ModelInfo, Result, layout
-from pyggml.tools.bench_tasks import Task, parse_grid, tasks
+from pyggml.tools.bench_tasks import (
+    CPU,
+    Task,
+    parse_grid,
+    tasks,
+    thread_params,
+)
 from pyggml.tools.cli import list_devices
 from pyggml.tools.ui import Screen
 
@@ -94,6 +100,8 @@ def run(values: Mapping[str, Any]) -> None:
         return
     grid = parse_grid(values)
     if values.get("startup"):
+        for flag in [p.flag for p in CPU if p.field in values]:
+            raise ConfigError(f"--startup starts commands with -m and -t alone: leave {flag} away")
         compare = bool(options.reference)
         places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
         emit(bench_startup.layout(compare=compare), _startups(places, options), formats)
@@ -116,8 +124,8 @@ def _run_op(
     # here, not above: these modules know the CPU backend
     from pyggml.tools import bench_op, bench_op_report
 
-    threads = [ThreadParams(n) for n in bench_op.thread_counts(values)]
-    todo = bench_op.op_tasks(values, threads)
+    bench_op.cpu_device().use_numa(values.get("numa", ""))
+    todo = bench_op.op_tasks(values, thread_params(values))
     found = bench_op.op_results(todo, options.repetitions, warm_up=options.warm_up)
     emit(bench_op_report.layout(), found, formats)
 

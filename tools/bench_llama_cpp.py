@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -11,13 +14,14 @@ import numpy as np
 
 from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
+from pyggml.threads import POLL, Cpus, usable_cpus
 from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
-# struct ggml_threadpool_params is smaller
-PARAMS_BYTES = 4096
+NUMA = {"": 0, "distribute": 1, "isolate": 2, "numactl": 3}
+MAX_CPUS = 512
 
 
 class LlamaCppSide:
@@ -38,12 +42,16 @@ class LlamaCppSide:
         self._context: Any = None
         self._pool: _ThreadPool | None = None
         self._at_depth: ctypes.Array[ctypes.c_uint8] | None = None
+        self._cpus: Cpus | None = None  # of the calling thread while it works
+        self._usable = usable_cpus()
 
     def open(self, task: Task) -> None:
         lib = self._lib
         self._close_context()
         if self._key != task.model_key:
             self.close()
+            if task.numa:
+                lib.llama_numa_init(NUMA[task.numa])
             self._model = lib.llama_model_load_from_file(
                 task.model.encode(), self._model_params(task)
             )
@@ -54,7 +62,11 @@ class LlamaCppSide:
         if not self._context:
             raise UserError(f"{task.model}: llama.cpp cannot make a context; -v shows why")
         lib.llama_set_n_threads(self._context, task.n_threads, task.n_threads)
-        self._pool = _ThreadPool(lib.llama_cpp._lib, self._context, task.n_threads)
+        was_placed, self._cpus = self._cpus is not None, task.cpu.cpus
+        if was_placed and self._cpus is None:
+            self._cpus = self._usable  # its threads would stay where they are
+        params = thread_pool_params(lib.llama_cpp._lib, task, self._cpus)
+        self._pool = _ThreadPool(lib.llama_cpp._lib, self._context, params)
 
     def _model_params(self, task: Task) -> Any:
         params = self._lib.llama_model_default_params()
@@ -83,8 +95,9 @@ class LlamaCppSide:
 
     def warm_up(self, work: Work) -> None:
         self._clear()
-        self._decode_batches(work.prompt)
-        self._generate(work.gen[:1])
+        with _running_on(self._cpus):
+            self._decode_batches(work.prompt)
+            self._generate(work.gen[:1])
         self._clear()
 
     def prepare(self, work: Work) -> None:
@@ -93,7 +106,8 @@ class LlamaCppSide:
             return
         lib = self._lib
         if self._at_depth is None:
-            self._decode_batches(work.depth)
+            with _running_on(self._cpus):
+                self._decode_batches(work.depth)
             size = lib.llama_state_seq_get_size(self._context, 0)
             self._at_depth = (ctypes.c_uint8 * size)()
             lib.llama_state_seq_get_data(self._context, self._at_depth, size, 0)
@@ -102,10 +116,11 @@ class LlamaCppSide:
             assert n > 0, "llama.cpp refuses its own state"
 
     def run(self, work: Work) -> int:
-        start = time.perf_counter_ns()
-        self._decode_batches(work.prompt)
-        self._generate(work.gen)
-        return time.perf_counter_ns() - start
+        with _running_on(self._cpus):
+            start = time.perf_counter_ns()
+            self._decode_batches(work.prompt)
+            self._generate(work.gen)
+            return time.perf_counter_ns() - start
 
     def _clear(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
@@ -147,6 +162,47 @@ class LlamaCppSide:
             self._model, self._key = None, ()
 
 
+class ThreadPoolParams(ctypes.Structure):
+    """ggml_threadpool_params of ggml.h."""
+
+    _fields_ = [
+        ("cpumask", ctypes.c_bool * MAX_CPUS),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    ]
+
+
+def thread_pool_params(library: ctypes.CDLL, task: Task, cpus: Cpus | None) -> ThreadPoolParams:
+    """llama.cpp's own, with what a task says of threads."""
+    params = ThreadPoolParams()
+    library.ggml_threadpool_params_init(ctypes.byref(params), ctypes.c_int(task.n_threads))
+    assert (params.n_threads, params.poll) == (task.n_threads, POLL), "another llama.cpp"
+    params.poll, params.strict_cpu = task.poll, bool(task.cpu_strict)
+    for cpu in cpus or ():
+        params.cpumask[cpu] = True
+    return params
+
+
+@contextmanager
+def _running_on(cpus: Cpus | None) -> Iterator[None]:
+    """The calling thread is on these CPUs inside, and where it was afterwards.
+
+    llama.cpp moves it as well, but not if it is alone, and it does not bring it back.
+    """
+    if cpus is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class _ThreadPool:
     """Threads that outlive a graph, which llama-bench gives its contexts as well.
 
@@ -154,12 +210,10 @@ class _ThreadPool:
     graph.
     """
 
-    def __init__(self, library: ctypes.CDLL, context: Any, n_threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, context: Any, params: ThreadPoolParams) -> None:
         self._lib = library
-        params = ctypes.create_string_buffer(PARAMS_BYTES)
-        library.ggml_threadpool_params_init(params, ctypes.c_int(n_threads))
         library.ggml_threadpool_new.restype = ctypes.c_void_p
-        self._pool = ctypes.c_void_p(library.ggml_threadpool_new(params))
+        self._pool = ctypes.c_void_p(library.ggml_threadpool_new(ctypes.byref(params)))
         library.llama_attach_threadpool(ctypes.c_void_p(context), self._pool, None)
 
     def free(self) -> None:

@@ -26,7 +26,7 @@ from pyggml.graph import build_graph, next_uid
 from pyggml.tensor import Tensor, new_tensor
 from pyggml.threads import ThreadParams
 from pyggml.tools.bench_measure import Round, timed
-from pyggml.tools.bench_tasks import ZERO_ONE, at_least, n_cores, one_of
+from pyggml.tools.bench_tasks import ZERO_ONE, one_of
 
 OPS = ("mul_mat", "mul_mat_id")
 TYPES = ("q4_0,q8_0,q4_K,q6_K,f16",)
@@ -104,12 +104,6 @@ def op_tasks(values: Mapping[str, Any], threads: Sequence[ThreadParams]) -> list
             )
         found.append(OpTask(op, type, *shape, t, r, *experts))
     return found
-
-
-def thread_counts(values: Mapping[str, Any]) -> list[int]:
-    """What -t lists."""
-    texts = values.get("n_threads", ())
-    return [n for text in texts for n in at_least(1)("-t", text)] or [n_cores()]
 
 
 def cpu_device() -> CpuDevice:

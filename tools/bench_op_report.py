@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from pyggml.threads import POLL, ThreadParams, listed
 from pyggml.tools.bench_measure import MAX_FOREIGN, foreign_text, n_disturbed
 from pyggml.tools.bench_op import CACHE_SHARE, DECODE_COLUMNS, OpResult
 from pyggml.tools.bench_output import Column, Field, Layout, Samples
@@ -60,6 +61,15 @@ def _time(result: OpResult) -> str:
     return f"{median_us(result):.1f} ± {deviation_us(result):.1f} ({best:.1f})"
 
 
+def threads_text(threads: ThreadParams) -> str:
+    """How many, and what is not at its default: "2 on 0-1 strict poll 0"."""
+    parts = [str(threads.n_threads)]
+    parts += [f"on {listed(threads.cpus)}"] if threads.cpus else []
+    parts += ["strict"] if threads.strict else []
+    parts += [f"poll {threads.poll}"] if threads.poll != POLL else []
+    return " ".join(parts)
+
+
 def _layout_name(result: OpResult) -> str:
     return "panels" if result.repacked else "rows"
 
@@ -76,6 +86,7 @@ FIELDS: Sequence[Field[OpResult]] = (
     Field("layout", str, _layout_name),
     Field("n_copies", int, lambda r: r.n_copies),
     Field("n_threads", int, lambda r: r.task.threads.n_threads),
+    Field("threads", str, lambda r: threads_text(r.task.threads)),
     Field("median_us", float, median_us),
     Field("stddev_us", float, deviation_us),
     Field("best_us", float, lambda r: min(r.samples_us)),
@@ -103,7 +114,7 @@ COLUMNS: Sequence[Column[OpResult]] = (
     Column("type", lambda r: r.task.type.label, 6, left=True),
     Column("MxKxN", lambda r: r.task.shape, 16),
     Column("layout", _layout_name, 6, left=True),
-    Column("threads", lambda r: str(r.task.threads.n_threads), 7),
+    Column("threads", lambda r: threads_text(r.task.threads), 7),
     Column("us", _time, 26),
     Column("GB/s", lambda r: f"{bandwidth(r):.1f}", 6),
     Column("GFLOP/s", lambda r: f"{speed(r):.0f}", 7),

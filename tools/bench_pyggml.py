@@ -64,7 +64,7 @@ class PyggmlSide:
         self._close_context()
         if self._key != task.model_key:
             self.close()
-            params = ModelParams(load_mode=task.load_mode, repack=task.repack)
+            params = ModelParams(load_mode=task.load_mode, repack=task.repack, numa=task.numa)
             self._model = load_model(task.model, params)
             self._key = task.model_key
         self._context = Context(self.model, context_params(task))
@@ -134,4 +134,5 @@ def context_params(task: Task) -> ContextParams:
         flash_attn=task.flash_attn,
         type_k=task.type_k,
         type_v=task.type_v,
+        cpu=task.cpu,
     )

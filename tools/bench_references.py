@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from pyggml.errors import UserError
-from pyggml.tools.bench_llama_cpp import FLASH_ATTN, TYPES, LlamaCppSide
+from pyggml.threads import POLL
+from pyggml.tools.bench_llama_cpp import FLASH_ATTN, NUMA, TYPES, LlamaCppSide
 from pyggml.tools.bench_measure import Side, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 
@@ -86,6 +87,10 @@ class LlamaBenchSide:
             ("-lm", task.load_mode, "auto"),
             ("--repack", int(task.repack), 1),
             ("-d", task.n_depth, 0),
+            ("-C", task.mask, "0x0"),
+            ("--cpu-strict", task.cpu_strict, 0),
+            ("--poll", task.poll, POLL),
+            ("--numa", task.numa, ""),
         ]
         work = ["-p", "0", "-n", "0", "-pg", f"{task.n_prompt},{task.n_gen}"]
         if not task.n_prompt or not task.n_gen:
@@ -139,6 +144,12 @@ class ServerSide:
         params.n_ctx = task.n_ctx + 2
         params.n_batch, params.n_ubatch, params.n_parallel = task.n_batch, task.n_ubatch, 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = task.n_threads
+        for cpu in (params.cpuparams, params.cpuparams_batch):
+            cpu.poll, cpu.strict_cpu = task.poll, bool(task.cpu_strict)
+            if task.cpu.cpus:
+                cpu.cpumask = [i in task.cpu.cpus for i in range(len(cpu.cpumask))]
+                cpu.mask_valid = True
+        params.numa = self._lib.ggml_numa_strategy(NUMA[task.numa])
         params.cache_type_k = self._lib.ggml_type(int(TYPES[task.type_k]))
         params.cache_type_v = self._lib.ggml_type(int(TYPES[task.type_v]))
         params.flash_attn_type = self._lib.llama_flash_attn_type(FLASH_ATTN[task.flash_attn])

@@ -12,7 +12,9 @@ from typing import Any
 
 from pyggml.errors import ConfigError, UserError
 from pyggml.llama.context_params import CACHE_TYPES, FLASH_ATTN
+from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import LOAD_MODES
+from pyggml.threads import POLL, ThreadParams, parse_mask, parse_range, usable_cpus
 
 Parse = Callable[[str, str], list[Any]]  # flag, text -> values; raises ConfigError
 Grid = Mapping[str, tuple[Any, ...]]
@@ -27,6 +29,11 @@ class Task:
 
     model: str
     n_threads: int
+    cpu_mask: str = ""  # of CpuParams, as the next three
+    cpu_range: str = ""
+    cpu_strict: int = 0
+    poll: int = POLL
+    numa: str = ""
     load_mode: str = "auto"
     repack: bool = True
     n_batch: int = 2048
@@ -41,7 +48,17 @@ class Task:
     @property
     def model_key(self) -> tuple[object, ...]:
         """The model is loaded anew where this changes."""
-        return self.model, self.load_mode, self.repack
+        return self.model, self.load_mode, self.repack, self.numa
+
+    @property
+    def cpu(self) -> CpuParams:
+        """Where threads run and how they wait; all tests together have one priority."""
+        return CpuParams(**{name: getattr(self, name) for name in CPU_FIELDS})
+
+    @property
+    def mask(self) -> str:
+        """The CPUs of mask and range as llama-bench takes them; 0x0: all."""
+        return hex(sum(1 << cpu for cpu in self.cpu.cpus or ()))
 
     @property
     def n_tokens(self) -> int:
@@ -102,6 +119,34 @@ def at_least(low: int) -> Parse:
     return parse
 
 
+def between(low: int, high: int) -> Parse:
+    """Numbers of a range."""
+
+    def parse(flag: str, text: str) -> list[int]:
+        found = numbers(flag, text)
+        if min(found) < low or max(found) > high:
+            raise ConfigError(f"{flag} {text}: allowed are {low} to {high}")
+        return found
+
+    return parse
+
+
+def masks(flag: str, text: str) -> list[str]:
+    """Hexadecimal masks of CPUs; of 0, as in llama-bench, nothing is left: all CPUs."""
+    found = ["" if re.fullmatch(r"(0[xX])?0+", m.strip()) else m.strip() for m in text.split(",")]
+    for mask in filter(None, found):
+        parse_mask(mask, flag, usable_cpus())
+    return found
+
+
+def ranges(flag: str, text: str) -> list[str]:
+    """Ranges of CPUs: "0-3"."""
+    found = [part.strip() for part in text.split(",")]
+    for part in found:
+        parse_range(part, flag, usable_cpus())
+    return found
+
+
 def one_of(choices: Mapping[str, Any]) -> Parse:
     """Names, and what each stands for."""
 
@@ -158,6 +203,15 @@ class Parameter:
 ZERO_ONE = {"0": False, "1": True}
 FLASH_ATTN_NAMES = {**{name: name for name in FLASH_ATTN}, "1": "on", "0": "off", "-1": "auto"}
 
+# a field of CpuParams each
+CPU = (
+    Parameter("cpu_mask", "-C", masks, ("",)),
+    Parameter("cpu_range", "-Cr", ranges, ("",)),
+    Parameter("cpu_strict", "--cpu-strict", between(0, 1), (0,)),
+    Parameter("poll", "--poll", between(0, 100), (POLL,)),
+)
+CPU_FIELDS = tuple(parameter.field for parameter in CPU)
+
 # from the outermost loop to the innermost
 OUTER = (
     Parameter("model", "-m", files),
@@ -169,7 +223,9 @@ OUTER = (
     Parameter("type_v", "-ctv", _names(tuple(CACHE_TYPES)), ("f16",)),
     Parameter("flash_attn", "-fa", one_of(FLASH_ATTN_NAMES), ("auto",)),
     Parameter("n_threads", "-t", at_least(1)),
+    *CPU[:3],
     Parameter("n_depth", "-d", at_least(0), (0,)),
+    CPU[3],
 )
 TESTS = (
     Parameter("n_prompt", "-p", at_least(0), (512,)),
@@ -185,10 +241,21 @@ def parse_grid(values: Mapping[str, Any]) -> Grid:
         raise UserError("--model is required: pyllama-bench -m MODEL.gguf")
     grid = {p.field: _given(p, values) or p.default for p in (*OUTER, *TESTS)}
     grid["n_threads"] = grid["n_threads"] or (n_cores(),)
+    grid["numa"] = (values.get("numa", ""),)
     older = _given(MMAP, values)
     if older:
         grid["load_mode"] = _given(OUTER[1], values) + older
     return grid
+
+
+def thread_params(values: Mapping[str, Any]) -> list[ThreadParams]:
+    """The product of -t and the flags of CPUs, without a model."""
+    n_threads = _given(Parameter("n_threads", "-t", at_least(1)), values) or (n_cores(),)
+    lists = [_given(p, values) or p.default for p in CPU]
+    return [
+        CpuParams(**dict(zip(CPU_FIELDS, cpu, strict=True))).generation(n)
+        for n, *cpu in itertools.product(n_threads, *lists)
+    ]
 
 
 def _given(parameter: Parameter, values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -198,8 +265,18 @@ def _given(parameter: Parameter, values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def varied(grid: Grid) -> list[str]:
     """Parameters that are not at their defaults, or have several values: the table shows them."""
-    shown = ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "load_mode", "repack")
-    defaults = {p.field: p.default for p in OUTER}
+    shown = (
+        "n_batch",
+        "n_ubatch",
+        "type_k",
+        "type_v",
+        "flash_attn",
+        "load_mode",
+        "repack",
+        *CPU_FIELDS,
+        "numa",
+    )
+    defaults = {"numa": ("",), **{p.field: p.default for p in OUTER}}
     return [field for field in shown if grid[field] != defaults[field]]
 
 
@@ -208,7 +285,7 @@ def tasks(grid: Grid) -> list[Task]:
     works = [{"n_prompt": n} for n in grid["n_prompt"] if n]
     works += [{"n_gen": n} for n in grid["n_gen"] if n]
     works += [{"n_prompt": p, "n_gen": g} for p, g in grid["n_pg"] if p or g]
-    names = [parameter.field for parameter in OUTER]
+    names = ["numa", *(parameter.field for parameter in OUTER)]
     places = itertools.product(*(grid[name] for name in names))
     found = [Task(**dict(zip(names, place, strict=True)), **w) for place in places for w in works]
     if not found:

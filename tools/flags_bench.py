@@ -43,6 +43,51 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             tools=ONLY,
         ),
     ),
+    "Threads: lists of values as well; llama.cpp's side runs with the same": (
+        _list(
+            "-C --cpu-mask",
+            "cpu_mask",
+            "CPUs that threads may use, in hexadecimal: bit i is CPU i; 0x0 is all",
+            "all",
+            "HEX,...",
+        ),
+        _list(
+            "-Cr --cpu-range",
+            "cpu_range",
+            "CPUs that threads may use, in addition to the mask's",
+            "all",
+            "LO-HI,...",
+        ),
+        _list(
+            "--cpu-strict",
+            "cpu_strict",
+            "1: every thread has one of these CPUs to itself",
+            "0",
+            "0|1,...",
+        ),
+        _list(
+            "--poll",
+            "poll",
+            "how long threads wait awake for work: 0 not at all, 100 longest",
+            "50",
+        ),
+        Flag(
+            "--prio",
+            "prio",
+            ("-1", "0", "1", "2", "3"),
+            "priority of the process and of llama.cpp's: low, normal, medium, high, realtime",
+            "0",
+            tools=ONLY,
+        ),
+        Flag(
+            "--numa",
+            "numa",
+            ("distribute", "isolate", "numactl"),
+            "on machines with several memory nodes: use all in turn, only the one pyggml runs on,"
+            " or those that numactl chose",
+            tools=ONLY,
+        ),
+    ),
     "One operation instead of a model, beside what the machine can do at most": (
         Flag(
             "--op",
@@ -72,14 +117,6 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
     "How it is measured": (
         Flag("-r --repetitions", "repetitions", int, "of each test", "5", tools=ONLY),
         Flag("--delay", "delay", int, "seconds of rest before each test", "0", tools=ONLY),
-        Flag(
-            "--prio",
-            "prio",
-            ("-1", "0", "1", "2", "3"),
-            "priority of the process: low, normal, medium, high, realtime",
-            "0",
-            tools=ONLY,
-        ),
         Flag(
             "--no-warmup",
             "no_warmup",

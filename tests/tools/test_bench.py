@@ -12,9 +12,19 @@ import pytest
 
 from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import ConfigError, UserError
+from pyggml.threads import usable_cpus
 from pyggml.tools import bench, bench_measure, bench_memory, bench_startup
 from pyggml.tools.bench_pyggml import PyggmlSide
-from pyggml.tools.bench_tasks import Grid, Task, n_cores, numbers, parse_grid, tasks, varied
+from pyggml.tools.bench_tasks import (
+    Grid,
+    Task,
+    n_cores,
+    numbers,
+    parse_grid,
+    tasks,
+    thread_params,
+    varied,
+)
 from pyggml.tools.main import run_tool
 from pyggml.tools.options import ToolCommand
 
@@ -248,6 +258,82 @@ def test_mistakes_are_sentences(
         run_tool("bench", [a.format(m=tiny_models["llama"]) for a in args])
     assert left.value.code == code
     assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- threads
+FIRST, LAST = min(usable_cpus()), max(usable_cpus())
+
+
+def test_flags_of_threads_are_lists(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    mask = f"0x0,{1 << LAST:x}"
+    args = ["-C", mask, "--cpu-strict", "0,1", "--poll", "0,50", "-d", "0,7", "-p", "1", "-n", "0"]
+    grid = grid_of(tmp_path / "m", *args, "--numa", "isolate", "-t", "1")
+    found = [(t.cpu.cpus, t.cpu_strict, t.n_depth, t.poll) for t in tasks(grid)]
+    assert found == [
+        (cpus, strict, depth, poll)
+        for cpus in (None, frozenset({LAST}))
+        for strict in (0, 1)
+        for depth in (0, 7)
+        for poll in (0, 50)
+    ]
+    assert {t.numa for t in tasks(grid)} == {"isolate"}
+    assert {t.mask for t in tasks(grid)} == {"0x0", hex(1 << LAST)}
+    assert varied(grid) == ["cpu_mask", "cpu_strict", "poll", "numa"]
+    both_flags = ("-C", f"{1 << LAST:x}", "-Cr", f"{FIRST}-{FIRST}")
+    (both,) = tasks(grid_of(tmp_path / "m", *args[-4:], *both_flags))
+    assert both.cpu.cpus == {FIRST, LAST} and both.mask == hex(1 << FIRST | 1 << LAST)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("-C", "0xg"), "-C '0xg' is not a hexadecimal number"),
+        (("-C", "1" + 20 * "0"), "-C 1(0+): this process cannot run on CPU 80"),
+        (("-Cr", "5"), "-Cr '5' is not a range of CPUs"),
+        (("--cpu-strict", "2"), "--cpu-strict 2: allowed are 0 to 1"),
+        (("--poll", "0,101"), "--poll 0,101: allowed are 0 to 100"),
+    ],
+)
+def test_wrong_threads(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
+    (tmp_path / "m").touch()
+    with pytest.raises(ConfigError, match=said):
+        grid_of(tmp_path / "m", *args)
+    with pytest.raises(ConfigError, match=said):
+        thread_params(parsed(*args))
+
+
+@pytest.mark.usefixtures("reference_device")
+def test_a_run_says_how_threads_ran(
+    tiny_models: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    opened = PyggmlSide.open
+
+    def record(side: PyggmlSide, task: Task) -> None:
+        opened(side, task)
+        seen.append((side.context.params.cpu, side.model.numa))
+
+    monkeypatch.setattr(PyggmlSide, "open", record)
+    threads = ["-Cr", f"{LAST}-{LAST}", "--cpu-strict", "1", "--poll", "7", "--numa", "distribute"]
+    args = ["-m", tiny_models["llama"], "-p", "4", "-n", "0", "-t", "1", "-r", "1", *threads]
+    run_tool("bench", [*args, "-o", "jsonl", "-oe", "md"])
+    out, err = capsys.readouterr()
+    record_ = json.loads(out)
+    assert (record_["cpu_mask"], record_["poll"]) == (hex(1 << LAST), 7)
+    assert record_["cpu_strict"] is True
+    ((cpu, numa),) = seen
+    assert (cpu.cpus, cpu.cpu_strict, cpu.poll, numa) == ({LAST}, 1, 7, "distribute")
+    titles = [cell.strip() for cell in err.splitlines()[0].split("|")]
+    assert {"range", "strict", "poll", "numa"} <= set(titles) and "cpu_mask" not in titles
+
+
+def test_startup_takes_no_flags_of_threads(
+    tiny_models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_tool("bench", ["-m", tiny_models["llama"], "--startup", "--poll", "0"])
+    assert "leave --poll away" in capsys.readouterr().err
 
 
 def test_priority_is_a_nice_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pyggml.backend import tensor_get
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.dtypes import GGMLType as T
 from pyggml.errors import ConfigError
-from pyggml.threads import ThreadParams
+from pyggml.threads import ThreadParams, usable_cpus
 from pyggml.tools import bench_op
 from pyggml.tools.bench_op import Operation, OpTask, op_tasks, random_bytes
 from pyggml.tools.main import run_tool
@@ -177,5 +177,8 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         assert r["read_percent"] == pytest.approx(100 * r["gb_s"] / r["read_gb_s"], rel=1e-3)
         assert r["dot_percent"] == pytest.approx(100 * r["gflop_s"] / r["dot_gop_s"], rel=1e-3)
         assert r["layout"] == "panels" and r["best_us"] <= r["median_us"]
+    threads = ["-t", "2", "-C", hex(1 << min(usable_cpus())), "--poll", "0"]
+    run_tool("bench", ["--op", "mul_mat", *shapes[:2], "--shapes", "8x32x1", *threads, "-r", "1"])
+    assert f"| 2 on {min(usable_cpus())} poll 0 |" in capsys.readouterr().out
     rows = [line for line in err.splitlines() if line.startswith("| mul_mat")]
     assert len(rows) == 4 and "64x64x16" in rows[2]

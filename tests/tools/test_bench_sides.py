@@ -1,5 +1,6 @@
 """How pyllama-bench measures: statistics, rounds, the work, and what it is compared with."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ import pytest
 
 from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import UserError
+from pyggml.threads import usable_cpus
 from pyggml.tools import bench_measure, bench_references
+from pyggml.tools.bench_llama_cpp import thread_pool_params
 from pyggml.tools.bench_measure import (
     Round,
     Sample,
@@ -243,6 +247,42 @@ def test_a_binary_runs_the_same_test(fake_llama_bench: Callable[..., str], tmp_p
     assert side.version == "llama-bench abc (7)"
     args = json.loads((tmp_path / "args").read_text())
     assert " ".join(args) == ("-m m.gguf -t 2 -r 1 -o jsonl -p 0 -n 0 -pg 8,4 -ub 64 -fa on")
+
+
+def test_a_binary_gets_the_flags_of_threads() -> None:
+    task = Task(model="m", n_threads=1, n_prompt=1, poll=0, cpu_strict=1, numa="isolate")
+    last = max(usable_cpus())
+    command = LlamaBenchSide(sys.executable).command(replace(task, cpu_range=f"{last}-{last}"))
+    assert " ".join(command).endswith(
+        f" -C {hex(1 << last)} --cpu-strict 1 --poll 0 --numa isolate"
+    )
+
+
+def test_llama_cpp_runs_on_the_same_cpus(tiny_models: dict[str, str]) -> None:
+    """Its threads stay there; the calling thread, which is pyggml's as well, does not."""
+    pytest.importorskip("llama_cpp")
+    usable = usable_cpus()
+    last = frozenset((max(usable),))
+    task = Task(model=tiny_models["llama"], n_threads=2, n_prompt=8, poll=3)
+    pinned = replace(task, cpu_mask=hex(1 << max(usable)), cpu_strict=1)
+    side = make_reference("llama_cpp")
+    before = set(os.listdir("/proc/self/task"))
+    work = random_work(task, Vocabulary(200, None), 0)
+    for t, wanted in ((task, usable), (pinned, last), (task, usable)):
+        side.open(t)
+        assert side.run(work) > 0
+        mine = set(os.listdir("/proc/self/task")) - before
+        assert mine and {frozenset(os.sched_getaffinity(int(tid))) for tid in mine} == {wanted}
+        assert usable_cpus() == usable
+    side.close()
+
+
+def test_llama_cpp_is_told_how_threads_wait() -> None:
+    module = pytest.importorskip("xllamacpp.xllamacpp")
+    task = Task(model="m", n_threads=3, poll=7, cpu_strict=1)
+    params = thread_pool_params(ctypes.CDLL(module.__file__), task, frozenset((0, 5)))
+    assert (params.n_threads, params.poll, params.strict_cpu, params.prio) == (3, 7, True, 0)
+    assert [i for i, used in enumerate(params.cpumask) if used] == [0, 5]
 
 
 @pytest.mark.parametrize(
