@@ -23,9 +23,14 @@ class Architecture(Protocol):
     def graph(self, b: Builder, w: Weights) -> Tensor: ...
 
 
+# Files whose architecture is not spelled with - for _.
+SPELLED = {"ernie4_5_moe": "ernie4_5-moe"}
+
+
 def known() -> list[str]:
     """All architectures, as GGUF spells them."""
-    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(models.__path__))
+    files = [m.name for m in pkgutil.iter_modules(models.__path__)]
+    return sorted(SPELLED.get(name, name.replace("_", "-")) for name in files)
 
 
 def find(name: str) -> Architecture:

@@ -271,6 +271,20 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
     return hp
 
 
+def with_scales(kv: Metadata, hp: HParams) -> HParams:
+    """The scales of Granite: 0 means none, but logits are divided by theirs."""
+    divisor = not_negative(kv, f"{hp.arch}.logit_scale")
+    if not divisor:
+        raise ModelError(f"{hp.arch}.logit_scale is 0; logits are divided by it")
+    return replace(
+        hp,
+        logit_scale=1.0 / divisor,
+        residual_scale=not_negative(kv, f"{hp.arch}.residual_scale", 0.0) or 1.0,
+        embedding_scale=not_negative(kv, f"{hp.arch}.embedding_scale", 0.0) or 1.0,
+        attention_scale=not_negative(kv, f"{hp.arch}.attention.scale", 0.0),
+    )
+
+
 def without_nextn(kv: Metadata, hp: HParams) -> HParams:
     """Without the last layers of block_count, which predict further tokens, if there are any."""
     key = f"{hp.arch}.nextn_predict_layers"

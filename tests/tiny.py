@@ -248,11 +248,11 @@ def dimensions(
     if unknown := chosen.keys() - size.keys():
         raise ValueError(f"unknown dimension {sorted(unknown)}; there are {sorted(size)}")
     size |= chosen
+    if row.square:
+        size["n_head"] = size["n_embd"] // size["head_dim"]
     for name, rule in row.sizes.items():
         factor, _, other = rule.rpartition("*")
         size[name] = int(factor or 1) * (size[other] if other in size else int(other))
-    if row.square:
-        size["n_head"] = size["n_embd"] // size["head_dim"]
     size["n_q"] = size["n_head"] * size["head_dim"]
     size["n_kv"] = size["n_head_kv"] * size["head_dim"]
     size["n_qkv"] = size["n_q"] + 2 * size["n_kv"]
@@ -315,7 +315,7 @@ def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> N
     gain = {**GAINS, **row.gains}.get(part, 1.0)
     shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
     if kind == "bias":
-        values = 0.3 * random.standard_normal(shape[:-1])
+        values = 0.3 * random.standard_normal(shape[:-1] or shape)
     elif part.endswith("norm"):
         values = gain * (1 + 0.1 * random.standard_normal(shape))
     else:

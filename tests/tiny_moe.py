@@ -6,6 +6,8 @@ from typing import Any
 
 from tiny_arch import ATTENTION, DENSE, HEAD_NORMS, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, Arch
 
+BIASES_OF_PHIMOE = (*QKV_BIAS, "attn_output.bias", "attn_norm.bias", "ffn_norm.bias")
+
 MOE_ARCHS = {
     "qwen3moe": Arch(
         "qwen2", UNTIED, (*ATTENTION, "ffn_norm", *HEAD_NORMS, *ROUTED), {"rope.freq_base": 1e6}
@@ -65,6 +67,62 @@ MOE_ARCHS = {
         (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED, *SHARED),
         {},
         sizes={"n_ff_exp": "n_ff"},
+    ),
+    "olmoe": Arch(
+        "dbrx",
+        UNTIED,
+        (*ATTENTION, *HEAD_NORMS, "ffn_norm", *ROUTED),
+        {},
+        square=True,
+        sizes={"n_ff_exp": "n_ff", "n_head_kv": "n_head"},
+        shapes={"attn_q_norm": ("n_q",), "attn_k_norm": ("n_kv",)},
+    ),
+    "granitemoe": Arch(
+        "refact",
+        TIED,
+        (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
+        {
+            "embedding_scale": 3.0,
+            "residual_scale": 0.4,
+            "attention.scale": 0.25,
+            "logit_scale": 2.0,
+        },
+        gains={"token_embd": 0.2, "output_norm": 20.0},
+        sizes={"n_ff_exp": "n_ff"},
+    ),
+    "phimoe": Arch(
+        "spm",
+        (*UNTIED, "output_norm.bias", "output.bias"),
+        (*ATTENTION, *BIASES_OF_PHIMOE, "ffn_norm", *ROUTED),
+        {"rope.scaling.attn_factor": 1.2},
+        square=True,
+        sizes={"n_ff_exp": "n_ff"},
+    ),
+    "ernie4_5-moe": Arch(
+        "qwen2",
+        TIED,
+        (*ATTENTION, "ffn_norm", *ROUTED, "exp_probs_b.bias", *SHARED),
+        {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1},
+        n_layer=3,
+        first=DENSE,
+    ),
+    "bailingmoe2": Arch(
+        "qwen2",
+        UNTIED,
+        ("attn_norm", "attn_qkv", "attn_output", *HEAD_NORMS, "ffn_norm", *ROUTED, *SHARED)
+        + ("exp_probs_b.bias",),
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+        },
+        n_layer=3,
+        square=True,
+        first=("attn_norm", "attn_qkv", "attn_output", *HEAD_NORMS, *DENSE[5:]),
     ),
 }
 

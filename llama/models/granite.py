@@ -5,29 +5,18 @@ from dataclasses import replace
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, not_negative
+from pyggml.llama.hparams import HParams, common, with_scales
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
 
 def hparams(kv: Metadata) -> HParams:
-    hp = common(kv, RopeMode.NORMAL)
+    hp = with_scales(kv, common(kv, RopeMode.NORMAL))
     if kv.get_int("granite.expert_count", 0):
         raise ModelError("granite.expert_count: models with experts are not supported")
-    divisor = not_negative(kv, "granite.logit_scale")
-    if not divisor:
-        raise ModelError("granite.logit_scale is 0; logits are divided by it")
     unrotated = not kv.get_bool("granite.rope.scaling.finetuned", True)
-    return replace(
-        hp,
-        logit_scale=1.0 / divisor,
-        # 0 means 1
-        residual_scale=not_negative(kv, "granite.residual_scale", 0.0) or 1.0,
-        embedding_scale=not_negative(kv, "granite.embedding_scale", 0.0) or 1.0,
-        attention_scale=not_negative(kv, "granite.attention.scale", 0.0),
-        no_rope=(True,) * hp.n_layer if unrotated else (),
-    )
+    return replace(hp, no_rope=(True,) * hp.n_layer if unrotated else ())
 
 
 def weights(hp: HParams) -> WantList:

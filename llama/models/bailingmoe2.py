@@ -1,0 +1,61 @@
+"""bailingmoe2: Ling and Ring 2; experts from the best groups, behind dense first layers."""
+
+from dataclasses import replace
+
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common, without_nextn
+from pyggml.llama.moe import (
+    experts,
+    ffn_or_moe,
+    leading_dense,
+    routing,
+    shared_width,
+    want_experts,
+    want_shared,
+)
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = without_nextn(kv, common(kv, RopeMode.NEOX))
+    n_ff = kv.get_int("bailingmoe2.expert_feed_forward_length")
+    n_shared = kv.get_int("bailingmoe2.expert_shared_feed_forward_length", 0) or n_ff
+    found = experts(kv, hp, n_ff=n_ff, n_ff_shared=shared_width(kv, n_shared))
+    return replace(hp, experts=routing(kv, replace(found, n_dense=leading_dense(kv, hp))))
+
+
+def weights(hp: HParams) -> WantList:
+    assert hp.experts is not None
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    want.ignore_nextn(hp)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp)
+        want.norm(il, "attn_q_norm", hp.n_embd_head_k)
+        want.norm(il, "attn_k_norm", hp.n_embd_head_k)
+        want.norm(il, "ffn_norm", hp.n_embd)
+        if il < hp.experts.n_dense:
+            want.ffn(il, hp.n_embd, hp.n_ff[il])
+            continue
+        want_experts(want, il, hp, selection_bias=False)
+        want_shared(want, il, hp)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
+        q, k, v = b.qkv(layer, h)
+        q = b.rope(b.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", layer.il), layer.il, w)
+        k = b.rope(b.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", layer.il), layer.il, w)
+        h = b.attention(layer, q, k, v, scale=b.hp.kq_scale)
+        h, x = b.last_rows(layer.il, h, x)
+        x = b.add(h, x, "sa_out", layer.il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", layer.il)
+        x = b.add(ffn_or_moe(b, layer, h), x, "l_out", layer.il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])

@@ -1,0 +1,43 @@
+"""olmoe: OLMoE; q and k normalized over all heads together, experts in every layer."""
+
+from dataclasses import replace
+
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.hparams import HParams, common
+from pyggml.llama.moe import experts, moe_ffn, want_experts
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = common(kv, RopeMode.NEOX)
+    return replace(hp, experts=experts(kv, hp, n_ff=hp.n_ff[0]))
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        want.attention(il, hp, fused=False)
+        want.norm(il, "attn_q_norm", hp.n_embd_head_k * hp.n_head[il])
+        want.norm(il, "attn_k_norm", hp.n_embd_k_gqa(il))
+        want.norm(il, "ffn_norm", hp.n_embd)
+        want_experts(want, il, hp)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
+        q, k, v = b.qkv(layer, h, normed=True)
+        q, k = b.rope(q, layer.il, w), b.rope(k, layer.il, w)
+        h = b.attention(layer, q, k, v, scale=b.hp.kq_scale)
+        h, x = b.last_rows(layer.il, h, x)
+        x = b.add(h, x, "ffn_inp", layer.il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", layer.il)
+        x = b.add(moe_ffn(b, layer, h), x, "l_out", layer.il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])
