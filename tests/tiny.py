@@ -257,6 +257,7 @@ def dimensions(
     size["n_kv"] = size["n_head_kv"] * size["head_dim"]
     size["n_qkv"] = size["n_q"] + 2 * size["n_kv"]
     size["n_gate_up"] = 2 * size["n_ff"]
+    size["n_embd_twice"] = 2 * size["n_embd"]
     size["n_gate_up_exps"] = 2 * size["n_ff_exp"]
     size["n_attn_out"] = size["n_head"] * size.get("n_head_v", size["head_dim"])
     if "n_lora_kv" in size:
@@ -296,14 +297,15 @@ def tensor_names(
     row: Arch, n_layer: int, extra: tuple[str, ...], omit: tuple[str, ...]
 ) -> Iterator[str]:
     """Full names in the order of the file."""
-    top = (*row.top, *(part for part in extra if part in TOP_ONLY))
-    layer = (*row.layer, *(part for part in extra if part not in TOP_ONLY))
+    once = [part for part in extra if part in TOP_ONLY or part.startswith("blk.")]
+    top = (*row.top, *once)
+    layer = (*row.layer, *(part for part in extra if part not in once))
     first = (*(row.first or row.layer), *layer[len(row.layer) :])
     layers = [first, *[layer] * (n_layer - 1)]
     for prefix, parts in (("", top), *((f"blk.{il}.", layers[il]) for il in range(n_layer))):
         for part in parts:
             if part not in omit:
-                yield prefix + (part if part.endswith(".bias") else f"{part}.weight")
+                yield prefix + (part if part.endswith((".bias", ".scale")) else f"{part}.weight")
 
 
 def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> NDArray[np.float32]:
@@ -316,6 +318,8 @@ def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> N
     shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
     if kind == "bias":
         values = 0.3 * random.standard_normal(shape[:-1] or shape)
+    elif kind == "scale":
+        values = 1 + 0.3 * random.standard_normal(shape[:1])
     elif part.endswith("norm"):
         values = gain * (1 + 0.1 * random.standard_normal(shape))
     else:

@@ -38,6 +38,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "ffn_gate_inp_shexp": ("n_embd",),
     "ffn_gate_up_exps": ("n_embd", "n_gate_up_exps", "n_expert"),
     "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
+    "eh_proj": ("n_embd_twice", "n_embd"),
+    "enorm": ("n_embd",),
+    "hnorm": ("n_embd",),
+    "shared_head_norm": ("n_embd",),
     "output_norm": ("n_embd",),
     "attn_norm": ("n_embd",),
     "attn_q_norm": ("head_dim",),

@@ -6,6 +6,7 @@ from typing import Any
 
 from tiny_arch import ATTENTION, DENSE, HEAD_NORMS, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, Arch
 
+NEXTN = tuple(f"blk.3.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm"))
 BIASES_OF_PHIMOE = (*QKV_BIAS, "attn_output.bias", "attn_norm.bias", "ffn_norm.bias")
 
 MOE_ARCHS = {
@@ -136,5 +137,48 @@ MOE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "metadata": {"expert_count": 12, "expert_used_count": 2},
             "n_ff_exp": 160,
         },
+    ),
+    "llama-scaled_experts": (
+        "llama",
+        {
+            "extra": (*ROUTED, *(f"{name}.scale" for name in ROUTED[1:])),
+            "omit": DENSE[-3:],
+            "metadata": {"expert_count": 12, "expert_used_count": 3},
+            "n_ff_exp": 160,
+        },
+    ),
+    "qwen3moe-one": ("qwen3moe", {"metadata": {"expert_used_count": 1}}),
+    "qwen3moe-all": ("qwen3moe", {"metadata": {"expert_used_count": 12}}),
+    "qwen2moe-widths": (
+        "qwen2moe",
+        {
+            "metadata": {
+                "expert_feed_forward_length": 0,
+                "expert_shared_feed_forward_length": 0,
+            },
+            "n_ff": 288,
+            "n_ff_shexp": 288,
+        },
+    ),
+    "dots1-softmax": ("dots1", {"metadata": {"expert_gating_func": 1}}),
+    "dots1-softmax_weight": ("dots1", {"metadata": {"expert_gating_func": 3}}),
+    "dots1-sqrt_softplus": ("dots1", {"metadata": {"expert_gating_func": 4}}),
+    "dots1-groups": (
+        "dots1",
+        {"metadata": {"expert_group_count": 3, "expert_group_used_count": 1}},
+    ),
+    "dots1-unbiased": (
+        "dots1",
+        {"omit": ("exp_probs_b.bias",), "metadata": {"expert_weights_norm": False}},
+    ),
+    "glm4moe-normed": ("glm4moe", {"extra": HEAD_NORMS}),
+    "glm4moe-sections": ("glm4moe", {"metadata": {"rope.dimension_sections": [4, 2, 2, 0]}}),
+    "glm4moe-nextn": (
+        "glm4moe",
+        {"n_layer": 4, "extra": NEXTN, "metadata": {"nextn_predict_layers": 1}},
+    ),
+    "granitemoe-unshared": (
+        "granitemoe",
+        {"omit": SHARED, "metadata": {"expert_shared_feed_forward_length": 0}},
     ),
 }
