@@ -105,7 +105,7 @@ def _mib(nbytes: int) -> str:
 
 # ---------------------------------------------------------------- repacked weights
 class RepackBufferType(BufferType):
-    """Weights of products in panels of 8 rows (panels.py)."""
+    """Weights of products in panels of rows (panels.py)."""
 
     name = "CPU_REPACK"
     alignment = ALIGNMENT
@@ -120,7 +120,7 @@ class RepackBufferType(BufferType):
         panel = panel_layout(tensor)
         if panel is None:
             return tensor.nbytes
-        return tensor.nrows // ROWS * panel.panel_bytes(tensor.ne[0])
+        return tensor.ne[2] * panel.matrix_bytes(tensor.ne[0], tensor.ne[1])
 
     def supports_op(self, node: Tensor) -> bool:
         """Products whose first source, and no other, lies here."""
@@ -137,7 +137,7 @@ class RepackBufferType(BufferType):
 def panel_layout(tensor: Tensor) -> PanelLayout | None:
     """The layout a weight, or a stack of experts, takes when repacked; None if it cannot be."""
     ne = tensor.ne
-    fits = ne[1] % ROWS == 0 and not tensor.is_empty and ne[3] == 1
+    fits = not tensor.is_empty and ne[3] == 1
     if not fits or tensor.is_view or not tensor.is_contiguous:
         return None
     return LAYOUTS.get(tensor.type) if ne[0] % tensor.type.block_size == 0 else None
@@ -187,11 +187,12 @@ class RepackBuffer(Buffer):
         node[layout.DST] = tensor.data
         node[layout.SRC : layout.SRC + layout.OPERAND_WORDS] = (address, *tensor.ne, *tensor.nb)
         blocks = tensor.ne[0] // tensor.type.block_size
-        params = (tensor.nrows, blocks, panel.panel_bytes(tensor.ne[0]))
+        params = (*tensor.ne[1:3], blocks, panel.panel_bytes(tensor.ne[0]))
         node[layout.PARAMS : layout.PARAMS + len(params)] = params
         numa = self.buft.device.numa
         groups = numa.groups() if numa is not None else ()
-        _run_in_threads(code, node.ctypes.data, tensor.nrows // ROWS, groups)
+        n_panels = -(-tensor.ne[1] // ROWS) * tensor.ne[2]
+        _run_in_threads(code, node.ctypes.data, n_panels, groups)
 
     def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")

@@ -157,11 +157,11 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     )
     yield Step(
         f"mul_mat_{weights.type.name.lower()}",
-        ctx.chunks(-(-rows // (2 * ROWS)) * columns.planes),
+        ctx.chunks(-(-rows // ROWS) * columns.planes),
         node,
         (weights, work),
         params,
-        scratch=0 if repacked else 2 * panel.panel_bytes(k),
+        scratch=0 if repacked else panel.panel_bytes(k),
     )
 
 

@@ -94,19 +94,19 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         n_used,
         panel.units(k),
         group,
-        rows // ROWS * panel.panel_bytes(k) if repacked else weights.nb[2],
+        panel.matrix_bytes(k, rows) if repacked else weights.nb[2],
         blocks * form.nbytes,
         k // weights.type.block_size,
         0 if repacked else 1,
     )
-    n_items = -(-rows // (2 * ROWS)) * min(n_experts, n_columns)
+    n_items = -(-rows // ROWS) * min(n_experts, n_columns)
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
         ctx.chunks(n_items, per_thread=16),
         node,
         (weights, work, route),
         params,
-        scratch=GROUP * 64 + 2 * panel.panel_bytes(k),
+        scratch=GROUP * 64 + panel.panel_bytes(k),
     )
 
 

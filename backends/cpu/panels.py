@@ -1,8 +1,11 @@
-"""Memory layouts of the matrix products: weights in panels of 8 rows, activations as int8.
+"""Memory layouts of the matrix products: weights in panels of 16 rows, activations as int8.
 
-The 8 lanes of a vector are 8 rows of the weights: 32 bytes hold, for each row, 4 consecutive
+The lanes of a vector are rows of the weights: 64 bytes hold, for each of 16 rows, 4 consecutive
 quants, and the activation side is 4 bytes repeated. So dot products need no sums across lanes and
-the scales of 8 rows are one vector. A panel is read from front to back, in *units*:
+the scales of 16 rows are one vector. A panel is read from front to back, in one stream, which the
+hardware follows at the full speed of memory (two panels of 8 rows side by side had two thirds of
+it). Its *units* are given here for half a panel, 8 rows: each field of the one half is followed
+by the same field of the other, so all offsets double.
 
     type   values  bytes  fields
     Q4_0       64    288  f16 d[2][8], 2 x u8 q[4][8][4]
@@ -41,7 +44,8 @@ from typing import Final
 
 from pyggml.dtypes import GGMLType
 
-ROWS: Final = 8  # of a panel
+ROWS: Final = 16  # of a panel
+HALF: Final = 8  # rows that a unit is described for
 GROUP: Final = 8  # columns that a group of activations holds
 FLOAT_GROUP: Final = 6  # the same for float32 activations
 FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
@@ -66,12 +70,21 @@ class PanelLayout:
     """How a type's weights lie in a panel."""
 
     values: int  # per unit and row
-    nbytes: int  # per unit of 8 rows
+    nbytes: int  # per unit of half a panel
     activations: ActivationFormat
 
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit of a panel."""
+        return ROWS // HALF * self.nbytes
+
     def panel_bytes(self, k: int) -> int:
-        """Bytes of 8 rows of k values."""
-        return self.units(k) * self.nbytes
+        """Bytes of a panel of k columns."""
+        return self.units(k) * self.unit_bytes
+
+    def matrix_bytes(self, k: int, rows: int) -> int:
+        """Bytes of the panels of a matrix; the last may be filled only in part."""
+        return -(-rows // ROWS) * self.panel_bytes(k)
 
     def units(self, k: int) -> int:
         return -(-k // self.values)

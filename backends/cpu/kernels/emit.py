@@ -291,6 +291,14 @@ def tile_store(lanes: int, n: int, columns: Callable[[list[V]], list[V]] = list)
     return intrinsic(operation)
 
 
+def joined(parts: list[V]) -> list[V]:
+    """One vector of all."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.concat(part)
+    return [whole]
+
+
 def _column(b: Any, address: Any, step: Any, c: int) -> Any:
     return b.add(address, b.mul(step, ir.Constant(I64, c)))
 

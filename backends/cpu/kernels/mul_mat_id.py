@@ -17,15 +17,16 @@ from pyggml.backends.cpu.kernels.access import (
     src_data,
     src_nb,
 )
-from pyggml.backends.cpu.kernels.mul_mat import PAIR, pair_product
-from pyggml.backends.cpu.kernels.mul_mat_float import BLOCK, ROWS, WEIGHTS, float_tile
+from pyggml.backends.cpu.kernels.mul_mat import panel_product
+from pyggml.backends.cpu.kernels.mul_mat_float import BLOCK, WEIGHTS, float_tile
+from pyggml.backends.cpu.kernels.mul_mat_float import ROWS as FLOAT_ROWS
 from pyggml.backends.cpu.kernels.repack import panel_packer
 from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at
 from pyggml.backends.cpu.kernels.simd import load, store
-from pyggml.backends.cpu.panels import GROUP, LAYOUTS
+from pyggml.backends.cpu.panels import GROUP, LAYOUTS, ROWS
 from pyggml.dtypes import GGMLType
 
-COLUMN_BYTES = 4 * PAIR  # of a tile in scratch memory
+COLUMN_BYTES = 4 * ROWS  # of a tile in scratch memory
 
 
 @inline
@@ -55,8 +56,8 @@ def scatter(
 def _define_quantized(type: GGMLType) -> None:
     """Params: rows, n_used, units, group, bytes of an expert's weights, bytes of a column of
     activations, blocks per row if the weights are rows, offset of scratch for panels."""
-    unit_bytes = LAYOUTS[type].nbytes
-    pack, pair_of_panels = panel_packer(type), pair_product(type)
+    unit_bytes = LAYOUTS[type].unit_bytes
+    pack, panel_times_columns = panel_packer(type), panel_product(type)
 
     def mul_mat_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_used = param_int(node, 0), param_int(node, 1)
@@ -65,26 +66,23 @@ def _define_quantized(type: GGMLType) -> None:
         in_rows = param_int(node, 7) != 0
         route, panel_bytes, step = src_data(node, 2), units * unit_bytes, src_nb(node, 0, 1)
         tile = scratch(node, ith)
-        panels = tile + GROUP * COLUMN_BYTES
-        pairs = (rows + PAIR - 1) // PAIR
-        start = chunk_start(pairs * n_active(route), chunk, n_chunks)
-        for i in range(start, chunk_start(pairs * n_active(route), chunk + 1, n_chunks)):
-            expert, first, count = active_expert(route, i // pairs)
-            j = i % pairs
-            n_rows = min(rows - PAIR * j, PAIR)
+        n_panels = (rows + ROWS - 1) // ROWS
+        start = chunk_start(n_panels * n_active(route), chunk, n_chunks)
+        for i in range(start, chunk_start(n_panels * n_active(route), chunk + 1, n_chunks)):
+            expert, first, count = active_expert(route, i // n_panels)
+            j = i % n_panels
+            n_rows = min(rows - ROWS * j, ROWS)
             w = src_data(node, 0) + expert * expert_bytes
-            p = w + 2 * j * panel_bytes
+            p = w + j * panel_bytes
             if in_rows:
-                p = panels
-                for r in range(0, n_rows, 8):
-                    source = w + (PAIR * j + r) * step
-                    pack(source, step, min(n_rows - r, 8), p + r // 8 * panel_bytes, file_blocks)
+                p = tile + GROUP * COLUMN_BYTES
+                pack(w + ROWS * j * step, step, n_rows, p, file_blocks)
             y = src_data(node, 1) + first * column_bytes
             for c in range(0, count, GROUP):
                 end = min(count, c + GROUP)
                 target = tile - c * COLUMN_BYTES
-                pair_of_panels(p, units, n_rows, y, group, c, end, target, COLUMN_BYTES)
-                scatter(node, route, first + c, end - c, n_used, PAIR * j, n_rows, tile)
+                panel_times_columns(p, units, n_rows, y, group, c, end, target, COLUMN_BYTES)
+                scatter(node, route, first + c, end - c, n_used, ROWS * j, n_rows, tile)
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 
@@ -97,18 +95,18 @@ def _define_float(type: GGMLType) -> None:
         rows, n_used = param_int(node, 0), param_int(node, 1)
         k, per_token = param_int(node, 2), param_int(node, 3)
         route, w_step = src_data(node, 2), src_nb(node, 0, 1)
-        groups = (rows + ROWS - 1) // ROWS
+        groups = (rows + FLOAT_ROWS - 1) // FLOAT_ROWS
         start = chunk_start(groups * n_active(route), chunk, n_chunks)
         for i in range(start, chunk_start(groups * n_active(route), chunk + 1, n_chunks)):
             expert, first, count = active_expert(route, i // groups)
-            r = i % groups * ROWS
+            r = i % groups * FLOAT_ROWS
             w = src_data(node, 0) + expert * src_nb(node, 0, 2) + r * w_step
             for c in range(count):
                 slot = slot_at(route, first + c)
                 x = src_data(node, 1) + slot // n_used * src_nb(node, 1, 2)
                 x += slot % n_used % per_token * src_nb(node, 1, 1)
                 out = out_address(node, slot, n_used) + 4 * r
-                one_column(w, w_step, min(rows - r, ROWS), x, 0, BLOCK, k, out, 0, 1)
+                one_column(w, w_step, min(rows - r, FLOAT_ROWS), x, 0, BLOCK, k, out, 0, 1)
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 

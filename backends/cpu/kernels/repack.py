@@ -1,4 +1,4 @@
-"""GGUF rows to panels of 8 rows (layouts in panels.py): whole tensors, or one panel on the fly."""
+"""GGUF rows to panels (layouts in panels.py): whole tensors, or one panel on the fly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyggml.backends.cpu.kernels.simd import (
     prefetch_ir,
     typed,
 )
-from pyggml.backends.cpu.panels import LAYOUTS
+from pyggml.backends.cpu.panels import HALF, LAYOUTS, ROWS
 from pyggml.dtypes import GGMLType
 
 _WORDS4, _WORDS8 = Vec("i32", 4), Vec("i32", 8)
@@ -49,7 +49,7 @@ def transposed(rows: Sequence[V]) -> list[V]:
 
 
 class Rows:
-    """One block of each of 8 rows, and where its panel unit goes."""
+    """One block of each of 8 rows, and where it goes in its half of a panel's unit."""
 
     def __init__(self, b: Any, rows: Sequence[Any], scales: Any, quants: Any) -> None:
         self.b, self.rows = b, rows
@@ -87,12 +87,12 @@ class Rows:
         for i, r in enumerate(self.rows):
             half = load_ir(b, at(b, r, offset), I16)
             value = b.insert_element(value, half, ir.Constant(I32, i))
-        V(b, vec, value).store(at(b, self.scales, to))
+        V(b, vec, value).store(at(b, self.scales, 2 * to))
 
     def store(self, vectors: Sequence[V], to: int) -> None:
         """Vectors one after the other, to the unit's quants."""
         for i, v in enumerate(vectors):
-            v.store(at(self.b, self.quants, to + 32 * i))
+            v.store(at(self.b, self.quants, 2 * (to + 32 * i)))
 
 
 def _fifth_bits(h: V) -> V:
@@ -135,8 +135,8 @@ def _q8_0(rows: Rows) -> None:
 def _mxfp4(rows: Rows) -> None:
     """Scales 2**(e - 128) as floats; e < 2 gives subnormal numbers."""
     e = rows.byte(0)
-    e.if_less(2, e.constant(0x200000) << e, (e - 1) << 23).store(rows.scales)
-    rows.store(rows.words(1, 4), 0)
+    d = e.if_less(2, e.constant(0x200000) << e, (e - 1) << 23).cast("i32")
+    rows.store([d, *rows.words(1, 4)], 0)
 
 
 def _q2_k(rows: Rows) -> None:
@@ -220,7 +220,7 @@ BLOCKS: dict[GGMLType, Callable[[Rows], None]] = {
     GGMLType.Q6_K: _q6_k,
 }
 # Where all that `Rows.store` writes starts in a unit, if not after 32 bytes of halfs.
-STORED_AT = {GGMLType.Q3_K: 0, GGMLType.Q6_K: 0}
+STORED_AT = {GGMLType.Q3_K: 0, GGMLType.Q6_K: 0, GGMLType.MXFP4: 0}
 
 
 def _block_operation(type: GGMLType) -> Any:
@@ -235,7 +235,7 @@ def _block_operation(type: GGMLType) -> Any:
                 index = b.select(b.icmp_signed("<", index, last), index, last)
                 rows.append(b.add(block, b.mul(index, step)))
                 # the row that will be in its place in the next panel
-                ahead = b.add(rows[-1], b.mul(step, ir.Constant(I64, 8)))
+                ahead = b.add(rows[-1], b.mul(step, ir.Constant(I64, ROWS)))
                 for line in range(0, type.type_size, 64):
                     prefetch_ir(b, at(b, ahead, line))
             BLOCKS[type](Rows(b, rows, scales, quants))
@@ -248,13 +248,13 @@ def _block_operation(type: GGMLType) -> Any:
 
 def panel_packer(type: GGMLType) -> Any:
     """Inline function (rows, bytes between rows, number of rows, panel, blocks) that packs one
-    panel; missing rows repeat the last."""
+    panel; missing rows of a half repeat its last one, a missing half is left as it is."""
     block_operation = _block_operation(type)
     file_bytes = type.type_size
-    unit_bytes = LAYOUTS[type].nbytes
+    unit_bytes = LAYOUTS[type].unit_bytes
     per_unit = LAYOUTS[type].values // type.block_size
     quants_at = STORED_AT.get(type, 32)
-    quants_bytes = (unit_bytes - quants_at) // per_unit
+    quants_bytes = (LAYOUTS[type].nbytes - quants_at) // per_unit
     zero_halfs = _zero_halfs()
 
     @inline
@@ -262,24 +262,25 @@ def panel_packer(type: GGMLType) -> Any:
         for i in range(n_blocks):
             unit = panel + i // per_unit * unit_bytes
             part = i % per_unit
-            block_operation(
-                rows + i * file_bytes,
-                step,
-                n_rows - 1,
-                unit + 16 * part,
-                unit + quants_at + quants_bytes * part,
-            )
+            for r in range(0, n_rows, HALF):
+                block_operation(
+                    rows + r * step + i * file_bytes,
+                    step,
+                    n_rows - r - 1,
+                    unit + 2 * (16 * part + r),
+                    unit + 2 * (quants_at + quants_bytes * part + 2 * r),
+                )
         if n_blocks % per_unit != 0:
-            zero_halfs(panel + n_blocks // per_unit * unit_bytes + 16)
+            zero_halfs(panel + n_blocks // per_unit * unit_bytes + 32)
 
     return pack
 
 
 def _zero_halfs() -> Any:
-    """Operation (address): 8 halfs of 0."""
+    """Operation (address): 16 halfs of 0."""
 
     def operation(_: Any, address: Any) -> Typed:
-        vec = Vec("i16", 8)
+        vec = Vec("i16", ROWS)
 
         def emit(b: Any, args: Any) -> None:
             V(b, vec, ir.Constant(vec.ir, None)).store(args[0])
@@ -290,17 +291,21 @@ def _zero_halfs() -> Any:
 
 
 def _define(type: GGMLType) -> None:
-    """Kernel repack_TYPE: source rows, destination panels; params rows, blocks, panel bytes."""
+    """Kernel repack_TYPE: source rows, destination panels.
+
+    Params: rows of a matrix, matrices, blocks, panel bytes."""
     pack = panel_packer(type)
 
     def repack(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-        rows, n_blocks, panel_bytes = param_int(node, 0), param_int(node, 1), param_int(node, 2)
-        n_panels = rows // 8
+        rows, n_matrices = param_int(node, 0), param_int(node, 1)
+        n_blocks, panel_bytes = param_int(node, 2), param_int(node, 3)
+        per_matrix = (rows + ROWS - 1) // ROWS
         step = src_nb(node, 0, 1)
-        start = chunk_start(n_panels, chunk, n_chunks)
-        for p in range(start, chunk_start(n_panels, chunk + 1, n_chunks)):
-            source = src_data(node, 0) + 8 * p * step
-            pack(source, step, 8, dst_data(node) + p * panel_bytes, n_blocks)
+        start = chunk_start(per_matrix * n_matrices, chunk, n_chunks)
+        for p in range(start, chunk_start(per_matrix * n_matrices, chunk + 1, n_chunks)):
+            r = p % per_matrix * ROWS
+            source = src_data(node, 0) + p // per_matrix * src_nb(node, 0, 2) + r * step
+            pack(source, step, min(rows - r, ROWS), dst_data(node) + p * panel_bytes, n_blocks)
 
     register_kernel(f"repack_{type.name.lower()}", repack)
 

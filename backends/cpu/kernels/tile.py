@@ -1,5 +1,7 @@
 """The bodies of the quantized products: one unit of a panel times some columns (see panels.py).
 
+Offsets in a unit are those of panels.py, for half a panel.
+
 For every element of the result the order of addition is the same everywhere: the exact integer
 dot product of a block, then one chain of float32 fma over the blocks. So results do not depend on
 the number of columns, the tile's shape or the instructions used.
@@ -28,50 +30,48 @@ from pyggml.backends.cpu.kernels.emit import (
     tile_operation,
 )
 from pyggml.backends.cpu.kernels.simd import F32, HAS_VNNI, I32, Vec, half_to_float, prefetch_ir
-from pyggml.backends.cpu.panels import LAYOUTS
+from pyggml.backends.cpu.panels import LAYOUTS, ROWS
 from pyggml.dtypes import GGMLType
 
 AHEAD = 3072  # bytes between what is used and what is asked for
 
 
 class Tile:
-    """Reads one unit of one or two panels, and the blocks of activations of some columns."""
+    """Reads one unit of a panel or of half of it, and blocks of activations of some columns."""
 
     def __init__(
         self, b: Any, rows: int, columns: int, column_bytes: int, addresses: Sequence[Any]
     ) -> None:
         self.b, self.rows = b, rows
         self.columns, self.column_bytes = columns, column_bytes
-        self.panels = addresses[: rows // 8]
+        self.vectors, self.halfs_at = addresses[:2]
         self.y, self.y_step = addresses[2], addresses[3]
 
     def prefetch(self, nbytes: int) -> None:
         """Ask for weights that a single column will need soon: it waits for nothing else."""
-        for panel in self.panels:
-            for line in range(0, nbytes, 64):
-                prefetch_ir(self.b, at(self.b, panel, AHEAD + line))
+        for line in range(0, nbytes, 64):
+            prefetch_ir(self.b, at(self.b, self.vectors, AHEAD + line))
 
     # ------------------------------------------------------------ weights: a lane per row
-    def _weights(self, vec: Vec, offset: int) -> V:
-        parts = [load_vector(self.b, vec, at(self.b, p, offset)) for p in self.panels]
-        return parts[0] if len(parts) == 1 else parts[0].concat(parts[1])
+    def _words(self, vec: Vec, offset: int) -> V:
+        return load_vector(self.b, vec, at(self.b, self.vectors, 2 * offset))
 
     def quants(self, offset: int) -> V:
         """4 bytes of each row."""
-        return self._weights(Vec("u8", 32), offset)
+        return self._words(Vec("u8", 4 * self.rows), offset)
 
     def words(self, offset: int) -> V:
         """An i32 of each row."""
-        return self._weights(Vec("i32", 8), offset)
+        return self._words(Vec("i32", self.rows), offset)
 
     def halfs(self, offset: int) -> V:
         """A half of each row, as f32."""
-        h = self._weights(Vec("f16", 8), offset)
+        h = load_vector(self.b, Vec("f16", self.rows), at(self.b, self.halfs_at, 2 * offset))
         return V(self.b, Vec("f32", self.rows), half_to_float(self.b, h.value))
 
     def floats(self, offset: int) -> V:
         """A float of each row."""
-        return self._weights(Vec("f32", 8), offset)
+        return self._words(Vec("f32", self.rows), offset)
 
     # ------------------------------------------------------------ activations, repeated per row
     def block(self, index: int) -> list[Any]:
@@ -445,13 +445,31 @@ BODIES: dict[GGMLType, Body] = {
 
 
 def unit_operation(type: GGMLType, rows: int, columns: int) -> Any:
-    """Operation (acc, unit, unit of the next panel, activations, bytes to the next block, _, _)."""
-    column_bytes = LAYOUTS[type].activations.nbytes
+    """Operation (acc, vectors, halfs, activations, bytes to the next block, _, _) for many columns.
+
+    `vectors` and `halfs` are the addresses that offsets of 4 and of 2 bytes per row count from:
+    both the unit's for 16 rows or the first 8; of the other 8, HALF rows further.
+    """
+    layout = LAYOUTS[type]
 
     def emit(b: Any, acc: list[V], addresses: Sequence[Any]) -> list[V]:
-        tile = Tile(b, rows, columns, column_bytes, addresses)
-        if columns == 1:
-            tile.prefetch(LAYOUTS[type].nbytes)
-        return BODIES[type](tile, acc)
+        return BODIES[type](Tile(b, rows, columns, layout.activations.nbytes, addresses), acc)
 
     return tile_operation(rows, columns, emit)
+
+
+def column_operation(type: GGMLType, rows: int) -> Any:
+    """The same for all of a panel and one column, with an accumulator for each `rows` rows."""
+    layout = LAYOUTS[type]
+
+    def emit(b: Any, acc: list[V], addresses: Sequence[Any]) -> list[V]:
+        result = []
+        for i, a in enumerate(acc):
+            base = at(b, addresses[0], 4 * rows * i), at(b, addresses[1], 2 * rows * i)
+            tile = Tile(b, rows, 1, layout.activations.nbytes, (*base, *addresses[2:]))
+            if i == 0:
+                tile.prefetch(layout.unit_bytes)
+            result += BODIES[type](tile, [a])
+        return result
+
+    return tile_operation(rows, ROWS // rows, emit)
