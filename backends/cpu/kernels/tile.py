@@ -33,28 +33,38 @@ from pyggml.backends.cpu.kernels.simd import F32, HAS_VNNI, I32, Vec, half_to_fl
 from pyggml.backends.cpu.panels import LAYOUTS, ROWS
 from pyggml.dtypes import GGMLType
 
-AHEAD = 3072  # bytes between what is used and what is asked for
+AHEAD = 6144  # bytes between what is used and what is asked for
 
 
 class Tile:
     """Reads one unit of a panel or of half of it, and blocks of activations of some columns."""
 
     def __init__(
-        self, b: Any, rows: int, columns: int, column_bytes: int, addresses: Sequence[Any]
+        self,
+        b: Any,
+        rows: int,
+        columns: int,
+        column_bytes: int,
+        addresses: Sequence[Any],
+        asked: set[int] | None = None,
     ) -> None:
-        self.b, self.rows = b, rows
+        """`asked`: cache lines of the unit asked for ahead of their use; None: none are."""
+        self.b, self.rows, self.asked = b, rows, asked
         self.columns, self.column_bytes = columns, column_bytes
         self.vectors, self.halfs_at = addresses[:2]
         self.y, self.y_step = addresses[2], addresses[3]
 
-    def prefetch(self, nbytes: int) -> None:
-        """Ask for weights that a single column will need soon: it waits for nothing else."""
-        for line in range(0, nbytes, 64):
-            prefetch_ir(self.b, at(self.b, self.vectors, AHEAD + line))
-
     # ------------------------------------------------------------ weights: a lane per row
+    def _load(self, vec: Vec, base: Any, offset: int) -> V:
+        """Weights; a single column asks for those it will need soon: it waits for nothing else."""
+        line = 2 * offset // 64 * 64
+        if self.asked is not None and line not in self.asked:
+            self.asked.add(line)
+            prefetch_ir(self.b, at(self.b, self.vectors, AHEAD + line))
+        return load_vector(self.b, vec, at(self.b, base, 2 * offset))
+
     def _words(self, vec: Vec, offset: int) -> V:
-        return load_vector(self.b, vec, at(self.b, self.vectors, 2 * offset))
+        return self._load(vec, self.vectors, offset)
 
     def quants(self, offset: int) -> V:
         """4 bytes of each row."""
@@ -66,7 +76,7 @@ class Tile:
 
     def halfs(self, offset: int) -> V:
         """A half of each row, as f32."""
-        h = load_vector(self.b, Vec("f16", self.rows), at(self.b, self.halfs_at, 2 * offset))
+        h = self._load(Vec("f16", self.rows), self.halfs_at, offset)
         return V(self.b, Vec("f32", self.rows), half_to_float(self.b, h.value))
 
     def floats(self, offset: int) -> V:
@@ -93,8 +103,12 @@ class Tile:
         return broadcast(self.b, Vec("i32", self.rows), I32, at(self.b, address, offset))
 
     def in_order(self, sums: list[V]) -> list[V]:
-        """Let sums of all columns be finished before the next part of the weights is read."""
-        return in_order(sums) if self.columns > 1 else sums
+        """Let sums of all columns be finished before the next part of the weights is read.
+
+        So that the weights of a single column are read from front to back too: the hardware
+        follows nothing else.
+        """
+        return in_order(sums)
 
     def zero(self) -> V:
         vec = Vec("i32", self.rows)
@@ -463,12 +477,10 @@ def column_operation(type: GGMLType, rows: int) -> Any:
     layout = LAYOUTS[type]
 
     def emit(b: Any, acc: list[V], addresses: Sequence[Any]) -> list[V]:
-        result = []
+        result, asked = [], set[int]()
         for i, a in enumerate(acc):
             base = at(b, addresses[0], 4 * rows * i), at(b, addresses[1], 2 * rows * i)
-            tile = Tile(b, rows, 1, layout.activations.nbytes, (*base, *addresses[2:]))
-            if i == 0:
-                tile.prefetch(layout.unit_bytes)
+            tile = Tile(b, rows, 1, layout.activations.nbytes, (*base, *addresses[2:]), asked)
             result += BODIES[type](tile, [a])
         return result
 
