@@ -16,7 +16,7 @@ from pyggml.dtypes import GGMLType
 from pyggml.graph import Graph
 from pyggml.llama.batch import IntArray
 from pyggml.llama.hparams import HParams, RopeScaling
-from pyggml.llama.kv_cache import AttentionInputs, KvCache, Memory
+from pyggml.llama.kv_cache import AttentionInputs, KvCache, Memory, rotate
 from pyggml.llama.weights import Layer, Weights
 from pyggml.ops import GluOp, Precision
 from pyggml.params import FlashAttnParams, RopeParams
@@ -174,6 +174,8 @@ class Builder:
         """
         il = layer.il
         cache, inputs = self._cache(il)
+        q, k = rotate(q, inputs.k_rot), rotate(k, inputs.k_rot)
+        v = rotate(v, inputs.v_rot)
         # llama.cpp's order of expansion: the dumps of both list the nodes alike
         for t in (q, v, k):
             self.graph.expand(t)
@@ -184,7 +186,7 @@ class Builder:
         keys, values = cache.keys(il, n_kv), cache.values(il, n_kv)
         attend = self._attend_flash if self.flash_attn else self._attend
         out = self.name(attend(layer, q, keys, values, inputs.mask, scale), "kqv_out", il)
-        return self.linear(layer, "attn_output", out)
+        return self.linear(layer, "attn_output", rotate(out, inputs.v_rot))
 
     def _cache(self, il: int) -> tuple[KvCache, AttentionInputs]:
         index = self.memory.index_of_layer(il)

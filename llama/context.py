@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyggml import build
+from pyggml import build, env
 from pyggml.backend import Backend, Status, tensor_get, tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
@@ -25,7 +25,16 @@ from pyggml.llama.builder import (
     shift_params,
 )
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
-from pyggml.llama.kv_cache import N_KV_STEP, CacheParams, KvCache, Memory, make_memory
+from pyggml.llama.kv_cache import (
+    N_KV_STEP,
+    CacheParams,
+    KvCache,
+    Memory,
+    hadamard,
+    make_memory,
+    rotate,
+    rotation_input,
+)
 from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model
 from pyggml.params import FlashAttnParams
@@ -86,6 +95,7 @@ class Context:
         self._built: _Built | None = None
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
         self._row_of: dict[int, int] = {}
+        self.params.check_cache(self.hparams)
         self.flash_attn = self._resolve_flash_attn()
         self.memory = self._make_memory()
         self.backends: list[Backend] = []
@@ -115,10 +125,15 @@ class Context:
     def _resolve_flash_attn(self) -> bool:
         wanted, hp = self.params.flash_attn, self.hparams
         supported = all(self._flash_attn_supported(il) for il in range(hp.n_layer))
+        types = f"keys of {self.params.type_k} and values of {self.params.type_v}"
         if wanted == "on" and not supported:
             raise UserError(
-                "--flash-attn on: no device can run it for this model with keys of "
-                f"{self.params.type_k} and values of {self.params.type_v}; use auto"
+                f"--flash-attn on: no device can run it for this model with {types}; use auto"
+            )
+        if not supported and CACHE_TYPES[self.params.type_v].is_quantized:
+            raise UserError(
+                f"--cache-type-v {self.params.type_v}: quantized values need flash attention, "
+                f"which no device can run for this model with {types}; use f16, bf16 or f32"
             )
         use = supported if wanted == "auto" else wanted == "on"
         if not use and len(set(hp.n_head_kv)) > 1:
@@ -145,13 +160,14 @@ class Context:
             type_v=CACHE_TYPES[p.type_v],
             v_trans=not (self.flash_attn or self.hparams.values_in_keys),
             n_seq_max=p.n_seq_max,
+            rotate=not env.integer("LLAMA_ATTN_ROT_DISABLE"),
         )
         memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
         buft = self.model.devices[-1].buffer_type()
         try:
             for part in memory.caches:
                 part.allocate(buft)
-                log.info("%12s KV buffer size = %8.2f MiB", buft.name, part.nbytes / MIB)
+                self._report_cache(part, buft.name)
         except OutOfMemory as e:
             memory.free()
             raise OutOfMemory(
@@ -159,6 +175,17 @@ class Context:
                 f"values, which {buft.name} does not have: use a smaller --ctx-size\n{e}"
             ) from e
         return memory
+
+    def _report_cache(self, cache: KvCache, where: str) -> None:
+        """llama.cpp's lines."""
+        p = self.params
+        log.info("%12s KV buffer size = %8.2f MiB", where, cache.nbytes / MIB)
+        log.info(
+            "size = %7.2f MiB (%6u cells, %3d layers, %2u seqs), K (%s): %7.2f MiB, "
+            "V (%s): %7.2f MiB",
+            *(cache.nbytes / MIB, cache.params.size, len(cache.layers), p.n_seq_max),
+            *(p.type_k, cache.k_bytes / MIB, p.type_v, cache.v_bytes / MIB),
+        )
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graphs: a full ubatch and a single token."""
@@ -336,6 +363,9 @@ class Context:
             _set(leafs.mask, mask)
             _set(leafs.k_idxs, slot.astype(np.int64))
             _set(leafs.v_idxs, cache.v_indices(slot))
+            for rot in (leafs.k_rot, leafs.v_rot):
+                if rot is not None:
+                    _set(rot, hadamard(rot.ne[0]))
 
     # ------------------------------------------------------------ position shift
     def _apply_shift(self) -> None:
@@ -358,6 +388,7 @@ class Context:
         hp, size = self.hparams, cache.params.size
         graph = Graph()
         shift = new_tensor(build.I32, size, name="k_shift").as_input()
+        rot = rotation_input("attn_inp_k_rot", cache.k_rot)
         for il in filter(hp.rotates, cache.layers):
             k, head = cache.k[il], hp.n_embd_head_k
             scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
@@ -365,11 +396,15 @@ class Context:
             strides = k.type.row_size(head), k.nb[1]
             view = build.view(k, heads, strides, k.type.row_size(hp.rope_offset))
             factors = rope_factors(self.model.weights, self.params.n_ctx > scaling.n_ctx_orig)
-            rotated = build.rope_ext(view, shift, factors, shift_params(hp, scaling))
-            graph.expand(build.cpy(rotated, view))
+            # rope computes in F32 or F16, and turned keys are turned back for it
+            keys = view if k.type in (GGMLType.F32, GGMLType.F16) else build.cast(view, build.F32)
+            moved = build.rope_ext(rotate(keys, rot), shift, factors, shift_params(hp, scaling))
+            graph.expand(build.cpy(rotate(moved, rot), view))
         self.sched.reset()
         self.sched.alloc_graph(graph)
         _set(shift, cache.cells.shift)
+        if rot is not None:
+            _set(rot, hadamard(cache.k_rot))
         self._compute(graph, size)
 
 

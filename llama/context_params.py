@@ -10,7 +10,13 @@ from pyggml.llama.hparams import ROPE_TYPES, HParams, RopeScaling
 from pyggml.threads import ThreadParams
 
 FLASH_ATTN = ("auto", "on", "off")
-CACHE_TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
+CACHE_TYPES = {
+    t.label: t
+    for t in (
+        *(GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0),
+        *(GGMLType.Q4_1, GGMLType.IQ4_NL, GGMLType.Q5_0, GGMLType.Q5_1),
+    )
+}
 CTX_STEP = 256
 MAX_SEQ = 256
 
@@ -103,6 +109,11 @@ class ContextParams:
         for flag, name in (("--cache-type-k", self.type_k), ("--cache-type-v", self.type_v)):
             if name not in CACHE_TYPES:
                 raise ConfigError(f"{flag} {name}: one of {', '.join(CACHE_TYPES)}")
+        if self.flash_attn == "off" and CACHE_TYPES[self.type_v].is_quantized:
+            raise ConfigError(
+                f"--cache-type-v {self.type_v}: quantized values need flash attention: leave "
+                "--flash-attn off away, or use f16, bf16 or f32"
+            )
 
     def resolved(self, hp: HParams, n_cores: int) -> "ContextParams":
         """Every "0 means" replaced; llama.cpp's order: batch limited first, then n_ctx padded."""
@@ -118,6 +129,19 @@ class ContextParams:
             n_threads=n_threads,
             n_threads_batch=n_threads_batch,
         )
+
+    def check_cache(self, hp: HParams) -> None:
+        """Raises ConfigError if the model's heads do not consist of whole blocks."""
+        for flag, name, head in (
+            ("--cache-type-k", self.type_k, hp.n_embd_head_k),
+            ("--cache-type-v", self.type_v, hp.n_embd_head_v),
+        ):
+            step = CACHE_TYPES[name].block_size
+            if head % step:
+                raise ConfigError(
+                    f"{flag} {name}: its blocks of {step} values do not divide the model's heads "
+                    f"of {head}: use f16, bf16 or f32"
+                )
 
     def threads(self, n_tokens: int) -> ThreadParams:
         """How a graph of so many tokens runs; of resolved parameters."""

@@ -5,6 +5,7 @@ Cells are written through `set_rows` by index, so a graph does not change while 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from pyggml.llama.kv_cells import Cells, IntArray
 from pyggml.tensor import Tensor, new_tensor
 
 N_KV_STEP = 256  # graphs look at a multiple of this many cells, so that they can be reused
+ROT_STEP = 64  # heads of other sizes are not rotated
 ALL_POSITIONS = (1 << 31) - 1  # beyond every position
 
 
@@ -31,6 +33,8 @@ class AttentionInputs:
     mask: Tensor  # [n_kv, n_tokens], F16 with flash attention, else F32; 0 or -inf
     k_idxs: Tensor  # I64 [n_tokens]
     v_idxs: Tensor  # I64 [n_tokens], or [n_tokens * n_embd_v_gqa] if v is stored transposed
+    k_rot: Tensor | None = None  # F32 [n, n]: turns queries and keys, if keys are stored turned
+    v_rot: Tensor | None = None  # the same for values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class CacheParams:
     n_seq_max: int = 1
     n_swa: int = 0
     reuse: bool = False  # cells that a sequence's window has left behind are free
+    rotate: bool = True  # heads before they are quantized
 
 
 class KvCache:
@@ -62,7 +67,20 @@ class KvCache:
             if hp.values_in_keys:
                 continue
             self.v[il] = new_tensor(params.type_v, n_v, params.size, name=f"cache_v_l{il}")
+        self.k_rot = self._rotation(params.type_k, hp.n_embd_head_k)
+        # values gain more from the smallest rotation
+        self.v_rot = min(ROT_STEP, self._rotation(params.type_v, hp.n_embd_head_v))
         self.buffer: Buffer | None = None
+
+    def _rotation(self, type: GGMLType, head: int) -> int:
+        """Size of the matrix that turns heads of a type: the largest that divides them, or 0.
+
+        Turning spreads outliers over the blocks of a head. Scores do not change if queries turn as
+        well, and outputs are turned back.
+        """
+        if not self.params.rotate or not type.is_quantized or head % ROT_STEP:
+            return 0
+        return head & -head
 
     def allocate(self, buft: BufferType) -> None:
         """Place the tensors; they start as zeros, since masked cells are still multiplied.
@@ -85,8 +103,16 @@ class KvCache:
         return cells.find_slot(n, self.params.n_swa if self.params.reuse else 0)
 
     @property
+    def k_bytes(self) -> int:
+        return sum(t.nbytes for t in self.k.values())
+
+    @property
+    def v_bytes(self) -> int:
+        return sum(t.nbytes for t in self.v.values())
+
+    @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.k.values(), *self.v.values()))
+        return self.k_bytes + self.v_bytes
 
     def n_kv(self) -> int:
         """How many cells the next graph must look at."""
@@ -102,7 +128,13 @@ class KvCache:
         mask = new_tensor(type_, n_kv, n_tokens, name=f"attn_inp_kq_mask{suffix}")
         k_idxs = new_tensor(GGMLType.I64, n_tokens, name=f"attn_inp_k_idxs{suffix}")
         v_idxs = new_tensor(GGMLType.I64, n_tokens * n_v, name=f"attn_inp_v_idxs{suffix}")
-        return AttentionInputs(mask.as_input(), k_idxs.as_input(), v_idxs.as_input())
+        return AttentionInputs(
+            mask.as_input(),
+            k_idxs.as_input(),
+            v_idxs.as_input(),
+            rotation_input("attn_inp_k_rot", self.k_rot),
+            rotation_input("attn_inp_v_rot", self.v_rot),
+        )
 
     def store_k(self, il: int, k: Tensor, inputs: AttentionInputs) -> Tensor:
         """Write new keys [head, n_head_kv, n_tokens]."""
@@ -155,6 +187,31 @@ class KvCache:
             return cells
         dims = np.arange(self.hp.n_embd_v_gqa(self.layers[0]), dtype=np.int64)
         return (cells[:, None] + dims[None, :] * self.params.size).reshape(-1)
+
+
+def rotation_input(name: str, n: int) -> Tensor | None:
+    """A leaf for hadamard(n)."""
+    return new_tensor(GGMLType.F32, n, n, name=name).as_input() if n else None
+
+
+@functools.cache
+def hadamard(n: int) -> npt.NDArray[np.float32]:
+    """Orthonormal and symmetric, so its own inverse; n is a power of two (Sylvester)."""
+    signs = np.ones((1, 1), np.float32)
+    while len(signs) < n:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    matrix: npt.NDArray[np.float32] = signs * np.float32(n**-0.5)
+    return matrix
+
+
+def rotate(x: Tensor, rot: Tensor | None) -> Tensor:
+    """Each piece of n channels of x times an [n, n] matrix; x itself if there is none."""
+    if rot is None:
+        return x
+    n = rot.ne[0]
+    packed = x if x.is_contiguous else build.cont(x)
+    pieces = build.reshape(packed, n, x.nelements // n)
+    return build.reshape(build.mul_mat(rot, pieces), *x.ne)
 
 
 class Memory:

@@ -23,6 +23,10 @@ VARIABLES = {
             "GGML_SCHED_DEBUG_REALLOC",
             "1: fail when a graph of unchanged size and placement needs new buffers; 2: when any",
         ),
+        Variable(
+            "LLAMA_ATTN_ROT_DISABLE",
+            "1: do not rotate heads before they are quantized into the KV cache",
+        ),
     )
 }
 

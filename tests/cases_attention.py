@@ -155,7 +155,7 @@ def _flash() -> Iterator[Case]:
         yield case(f"{name}-alibi", shape, max_bias=8.0)
         yield case(f"{name}-sequences", shape, n_seq=2)
         yield case(f"{name}-sharp", shape, scale=30.0, tolerance=1e-10)
-    for type in (BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1):
+    for type in (BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.IQ4_NL):
         yield case(f"tile-{type.label}", tile, kv=type)
 
 

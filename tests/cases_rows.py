@@ -34,7 +34,7 @@ CPU_ROWS = (
 )
 
 
-CPU_WRITES = (F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
+CPU_WRITES = (F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL)
 
 
 def _get_rows() -> Iterator[Case]:
@@ -78,7 +78,7 @@ def _set_rows() -> Iterator[Case]:
                 tolerance=0,
                 cpu=type in CPU_WRITES,
             )
-    for type in (T.Q8_0, T.Q5_0, T.Q4_0):
+    for type in (T.Q8_0, T.Q5_0, T.Q4_0, T.IQ4_NL):
         yield Case(
             f"set_rows-zeros-{type.label}",
             lambda x, t=type: b.set_rows(
@@ -163,7 +163,7 @@ def _copies() -> Iterator[Case]:
     yield Case("cont-empty", lambda x: b.cont(x(0, 7)), 0)
     yield Case("cont-q4_0", lambda x: b.cont(b.permute(x(32, 7, 4, type=T.Q4_0), 0, 2, 1, 3)), 0)
     yield Case("dup", lambda x: node(Op.DUP, b.transpose(x(12, 7))), 0)
-    for type in (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0):
+    for type in (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL):
         yield Case(f"cast-f32-{type.label}", lambda x, t=type: b.cast(x(64, 3), t), 0)
         yield Case(f"cast-{type.label}-f32", lambda x, t=type: b.cast(x(64, 3, type=t), F32), 0)
 

@@ -27,7 +27,8 @@ from tokenizer_oracle import LlamaVocab
 from tokenizer_oracle import library as vocab_library
 
 INT32, FLOAT, POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
-KV_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8}
+KV_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8}
+KV_TYPES |= {"IQ4_NL": 20, "BF16": 30}
 
 
 class ContextParams(ctypes.Structure):
@@ -117,7 +118,7 @@ class LlamaCpp:
         n_ctx: int = 512,
         n_ubatch: int = 512,
         n_threads: int = 1,
-        kv_type: str = "F32",
+        kv_type: str | tuple[str, str] = "F32",
         flash_attention: bool = False,
         repack: bool = False,
     ) -> None:
@@ -135,7 +136,8 @@ class LlamaCpp:
         params.n_ubatch = n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = int(flash_attention)
-        params.type_k = params.type_v = KV_TYPES[kv_type]
+        type_k, type_v = (kv_type, kv_type) if isinstance(kv_type, str) else kv_type
+        params.type_k, params.type_v = KV_TYPES[type_k], KV_TYPES[type_v]
         self._context = self._c.llama_init_from_model(self._model, params)
         if not self._context:
             self._close.close()

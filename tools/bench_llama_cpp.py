@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
+from pyggml.llama.context_params import CACHE_TYPES
 from pyggml.threads import POLL, Cpus, usable_cpus
 from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
 NUMA = {"": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 MAX_CPUS = 512
 
@@ -81,8 +80,8 @@ class LlamaCppSide:
         params.n_batch = task.n_batch
         params.n_ubatch = task.n_ubatch
         params.flash_attn_type = FLASH_ATTN[task.flash_attn]
-        params.type_k = TYPES[task.type_k]
-        params.type_v = TYPES[task.type_v]
+        params.type_k = CACHE_TYPES[task.type_k]
+        params.type_v = CACHE_TYPES[task.type_v]
         params.swa_full = False
         params.offload_kqv = params.op_offload = False
         return params

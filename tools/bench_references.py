@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from pyggml.errors import UserError
+from pyggml.llama.context_params import CACHE_TYPES
 from pyggml.threads import POLL
-from pyggml.tools.bench_llama_cpp import FLASH_ATTN, NUMA, TYPES, LlamaCppSide
+from pyggml.tools.bench_llama_cpp import FLASH_ATTN, NUMA, LlamaCppSide
 from pyggml.tools.bench_measure import Side, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 
@@ -150,8 +151,8 @@ class ServerSide:
                 cpu.cpumask = [i in task.cpu.cpus for i in range(len(cpu.cpumask))]
                 cpu.mask_valid = True
         params.numa = self._lib.ggml_numa_strategy(NUMA[task.numa])
-        params.cache_type_k = self._lib.ggml_type(int(TYPES[task.type_k]))
-        params.cache_type_v = self._lib.ggml_type(int(TYPES[task.type_v]))
+        params.cache_type_k = self._lib.ggml_type(int(CACHE_TYPES[task.type_k]))
+        params.cache_type_v = self._lib.ggml_type(int(CACHE_TYPES[task.type_v]))
         params.flash_attn_type = self._lib.llama_flash_attn_type(FLASH_ATTN[task.flash_attn])
         params.no_extra_bufts = not task.repack
         params.fit_params = False

@@ -41,4 +41,5 @@ class Flag:
 
 
 ON_OFF_AUTO = ("on", "off", "auto")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 ALL = (CLI, BENCH)

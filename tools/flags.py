@@ -8,7 +8,7 @@ given": the parameter's own default holds.
 from collections.abc import Iterator, Mapping, Sequence
 
 from pyggml.tools import flags_bench
-from pyggml.tools.flag import ALL, ON_OFF_AUTO, Flag
+from pyggml.tools.flag import ALL, CACHE_TYPES, ON_OFF_AUTO, Flag
 from pyggml.tools.flags_sampling import SAMPLING
 from pyggml.tools.flags_threads import THREADS
 
@@ -81,7 +81,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         Flag(
             "-ctk --cache-type-k",
             "context.type_k",
-            ("f16", "f32"),
+            CACHE_TYPES,
             "type of cached keys",
             "f16",
             "CACHE_TYPE_K",
@@ -89,8 +89,8 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         Flag(
             "-ctv --cache-type-v",
             "context.type_v",
-            ("f16", "f32"),
-            "type of cached values",
+            CACHE_TYPES,
+            "type of cached values; a quantized one needs flash attention",
             "f16",
             "CACHE_TYPE_V",
         ),

@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 # Sources that end up in object code.
-SOURCES = ("node.py", "state.py", "panels.py", "compile.py", "target.py", "kernels/*.py")
+SOURCES = (
+    *("node.py", "state.py", "attention.py", "panels.py", "compile.py", "target.py"),
+    "kernels/*.py",
+)
 
 KEPT_SECONDS = 30 * 24 * 3600
 

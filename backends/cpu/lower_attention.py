@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pyggml.backends.cpu.attention import BLOCK, HEAD, KINDS, SEGMENT
 from pyggml.backends.cpu.lower_rows import alibi_params
 from pyggml.backends.cpu.lowering import PlanContext, Step, lowering
 from pyggml.backends.cpu.work import row_chunks
@@ -58,15 +59,9 @@ def lower_rope(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
 
 
 # ---------------------------------------------------------------- attention
-BLOCK, SEGMENT = 64, 512  # keys, as in kernels/attention.py
 LANES = 16  # output rows are padded to whole vectors of any CPU
-HEAD = 64  # bytes of a row's record before its output
 TILE_ROWS = 96
 TILE_BYTES = 384 << 10  # what a tile may take of the second-level cache
-
-
-# Types of keys and values, in the order of kernels/stored_rows.py.
-KINDS = (T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def lower_add_id(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
 
 
 # Types that the backend can quantize to while it computes.
-BLOCK_WRITES = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
+BLOCK_WRITES = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL)
 WRITTEN = (T.F32, T.F16, T.BF16, *BLOCK_WRITES)
 
 

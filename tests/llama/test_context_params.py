@@ -24,8 +24,15 @@ from pyggml.llama.hparams import RopeScaling
         ({"n_seq_max": 0}, "n_seq_max 0"),
         ({"n_seq_max": 257}, "n_seq_max 257: there can be 256 sequences"),
         ({"flash_attn": "yes"}, "--flash-attn yes: one of auto, on, off"),
-        ({"type_k": "q9"}, "--cache-type-k q9: one of f16, f32"),
+        (
+            {"type_k": "q9"},
+            "--cache-type-k q9: one of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0",
+        ),
         ({"type_v": ""}, "--cache-type-v : one of"),
+        (
+            {"type_v": "q8_0", "flash_attn": "off"},
+            "--cache-type-v q8_0: quantized values need flash attention: leave --flash-attn off",
+        ),
     ],
 )
 def test_mistakes_name_the_flag(given: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ def test_bad_ranges_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("-ctk", "f16,q9_9"), "-ctk q9_9: one of f16"),
+        (("-ctk", "f16,q9_9"), "-ctk q9_9: one of f32, f16, bf16, q8_0"),
         (("-fa", "maybe"), "-fa maybe: one of auto, on, off"),
         (("-lm", "floppy"), "-lm floppy: one of auto, none"),
         (("--repack", "2"), "--repack 2: one of 0, 1"),
@@ -241,7 +241,7 @@ def test_without_warm_up_kernels_are_compiled_before(
         (["-m", "/nowhere/x.gguf"], 1, "-m /nowhere/x.gguf: there is no such file"),
         (["-m", "{m}", "-r", "0"], 1, "-r 0: it must be at least 1"),
         (["-m", "{m}", "-p", "0", "-n", "0"], 1, "nothing to measure"),
-        (["-m", "{m}", "-ctv", "q9_9"], 1, "-ctv q9_9: one of f16"),
+        (["-m", "{m}", "-ctv", "q9_9"], 1, "-ctv q9_9: one of f32, f16, bf16"),
         (["-m", "{m}", "-o", "xml"], 2, "'xml' is not one of"),
         (["-m", "{m}", "-ngl", "99"], 2, "No such option"),
     ],

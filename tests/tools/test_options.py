@@ -99,7 +99,7 @@ def test_llama_cpps_spellings(line: str, expected: dict[str, Any]) -> None:
         ("-n x", "'-n' / '--predict' / '--n-predict': 'x' is not a valid integer."),
         ("--temp warm", "'--temp' / '--temperature': 'warm' is not a valid float."),
         ("-fa maybe", "'maybe' is not one of 'on', 'off', 'auto'."),
-        ("-ctk q8_0", "'q8_0' is not one of 'f16', 'f32'."),
+        ("-ctk q6_K", "'q6_K' is not one of 'f32', 'f16', 'bf16', 'q8_0', 'q4_0', "),
         ("x.gguf", "unexpected argument 'x.gguf': did you mean -m x.gguf?"),
         ("-p some words", "unexpected argument 'words'"),
     ],

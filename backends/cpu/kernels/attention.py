@@ -7,7 +7,7 @@ and blocks without a visible key may be left out, without changing a bit of the 
 
 Parameters of both kernels: scale, m0, m1, softcap; heads that use m0 (0: all slopes are 1),
 queries per tile, heads per tile, segments, whether a chunk is one segment of a tile, bytes per
-record, types of keys and values (places in stored_rows.KINDS).
+record, types of keys and values (places in KINDS).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from numba import float32, float64, int64, uint16
 
+from pyggml.backends.cpu.attention import BLOCK, HEAD, SEGMENT
 from pyggml.backends.cpu.kernels.access import (
     dst_data,
     dst_nb,
@@ -32,8 +33,6 @@ from pyggml.backends.cpu.kernels.access import (
     src_ne,
 )
 from pyggml.backends.cpu.kernels.attention_tiles import (
-    BLOCK,
-    HEAD,
     MAXIMUM,
     NOTHING,
     TOTAL,
@@ -48,7 +47,6 @@ from pyggml.backends.cpu.kernels.simd import load, store
 from pyggml.backends.cpu.kernels.stored_rows import read_any_row, row_reader
 
 ZERO, ONE = float32(0), float32(1)
-SEGMENT = 512  # keys
 N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD, K_KIND, V_KIND = 4, 5, 6, 7, 8, 9, 10, 11
 
 copy_row = Row(lambda x, c: x[0], unroll=4).operation()

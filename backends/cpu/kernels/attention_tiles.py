@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from pyggml.backends.cpu.attention import BLOCK, HEAD
 from pyggml.backends.cpu.kernels import functions as f
 from pyggml.backends.cpu.kernels.emit import V, at, first_lanes
 from pyggml.backends.cpu.kernels.rows import (
@@ -38,13 +39,12 @@ from pyggml.backends.cpu.kernels.simd import (
     typed,
 )
 
-BLOCK = 64  # keys per block
 ROWS = 4  # query rows whose sums are in registers
 VECTORS = 4 if HAS_AVX512 else 2  # and vectors of each row
 FLOAT = STORED["f32"]
 
 # A row's record: maximum, sum, factor of the latest block; from HEAD bytes on, its output.
-MAXIMUM, TOTAL, FACTOR, HEAD = 0, 4, 8, 64
+MAXIMUM, TOTAL, FACTOR = 0, 4, 8
 # Below every score. Minus infinity as the maximum of a row without visible keys would give NaN.
 NOTHING = -1e30
 

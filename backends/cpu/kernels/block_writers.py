@@ -5,13 +5,14 @@ Operation for operation the float32 arithmetic of pyggml.quants, so the same byt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
 from pyggml.backends.cpu.kernels import functions as f
-from pyggml.backends.cpu.kernels.blocks import FLOATS
+from pyggml.backends.cpu.kernels.blocks import FLOATS, IQ4_VALUES
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
 from pyggml.backends.cpu.kernels.rows import MAX, Fold, fold_lanes
 from pyggml.backends.cpu.kernels.simd import (
@@ -26,6 +27,7 @@ from pyggml.backends.cpu.kernels.simd import (
     load_ir,
     splat_ir,
 )
+from pyggml.quants_base import TINY
 
 # (builder, address of the block, address of its 32 values)
 Write = Callable[[Any, Any, Any], None]
@@ -154,10 +156,49 @@ def _q5_1(b: Any, block: Any, x: Any) -> None:
     _store_nibbles(b, block, 8, *levels)
 
 
+def _iq4_nl(b: Any, block: Any, x: Any) -> None:
+    """The nearest levels of x * (level 0 / x of largest magnitude); then d fitted to them."""
+    values = _values(b, x)
+    largest = b.fadd(_signed_max(b, x), _float(0.0))  # -0 counts as 0
+    scale = _splat(b, b.fdiv(_float(1.0), b.fdiv(largest, _float(float(IQ4_VALUES[0])))))
+    levels = [_nearest_iq4(v * scale) for v in values]
+    terms = [(v * v * q, v, q) for v, (_, q) in zip(values, levels, strict=True)]
+    sum_xq = _ordered_sum(b, [wq * v for wq, v, _ in terms])
+    sum_q2 = _ordered_sum(b, [wq * q for wq, _, q in terms])
+    size = call_ir(b, "llvm.fabs.f32", F32, [largest])
+    fitted = b.and_(
+        b.fcmp_ordered(">=", size, _float(float(TINY))), b.fcmp_ordered(">", sum_q2, _float(0.0))
+    )
+    _store_half(b, block, 0, b.select(fitted, b.fdiv(sum_xq, sum_q2), _float(0.0)))
+    _store_nibbles(b, block, 2, *(level for level, _ in levels))
+
+
+def _nearest_iq4(v: V) -> tuple[Any, V]:
+    """Index of the nearest level, the upper of equals, as i32 lanes; and the level."""
+    b, index = v.b, ir.Constant(ir.VectorType(I32, 16), [0] * 16)
+    level = f.const(v, float(IQ4_VALUES[0]))
+    for i, (low, high) in enumerate(itertools.pairwise(IQ4_VALUES), 1):
+        # NaN, from a block of zeros, is above all, as in NumPy
+        is_above = b.fcmp_unordered(">=", v.value, f.const(v, (low + high) / 2).value)
+        index = b.select(is_above, ir.Constant(index.type, [i] * 16), index)
+        level = f.select(is_above, f.const(v, float(high)), level)
+    return index, level
+
+
+def _ordered_sum(b: Any, vectors: list[V]) -> Any:
+    """One lane after the other, since the sum decides a byte."""
+    lanes = [b.extract_element(v.value, ir.Constant(I32, i)) for v in vectors for i in range(16)]
+    total = lanes[0]
+    for lane in lanes[1:]:
+        total = b.fadd(total, lane)
+    return total
+
+
 WRITERS: dict[str, Write] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q5_0": _q5_0,
     "q5_1": _q5_1,
     "q8_0": _q8_0,
+    "iq4_nl": _iq4_nl,
 }

@@ -7,14 +7,12 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from pyggml.backends.cpu.attention import KINDS
 from pyggml.backends.cpu.kernels.block_writers import WRITERS
 from pyggml.backends.cpu.kernels.blocks import BLOCKS
 from pyggml.backends.cpu.kernels.emit import at
 from pyggml.backends.cpu.kernels.rows import STORED, Row, steps
 from pyggml.backends.cpu.kernels.simd import F32, I64, Typed, intrinsic, typed
-
-# Types that a kernel can choose between at run time, by their place here.
-KINDS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 
 def _convert(b: Any, row: Row, target: Any, source: Any, n: Any) -> None:
@@ -74,9 +72,9 @@ def read_any_row(_: Any, kind: Any, target: Any, row: Any, n: Any) -> Typed:
     """n values of a row as float32; kind is a place in KINDS."""
 
     def emit(b: Any, a: Any) -> None:
-        for i, name in enumerate(KINDS):
+        for i, kind in enumerate(KINDS):
             with b.if_then(b.icmp_signed("==", a[0], ir.Constant(I64, i))):
-                _read(b, name, *a[1:])
+                _read(b, kind.name.lower(), *a[1:])
 
     i = types.intp
     return typed(types.void(i, i, i, i), emit)
