@@ -114,7 +114,7 @@ def _flash() -> Iterator[Case]:
         name: str,
         shape: tuple[int, int, int, int, int, int],
         *,
-        kv: GGMLType = F16,
+        kv: GGMLType | tuple[GGMLType, GGMLType] = F16,
         n_seq: int = 1,
         masked: bool = True,
         window: int = 0,
@@ -134,7 +134,8 @@ def _flash() -> Iterator[Case]:
 
         def make(x: Leafs) -> Tensor:
             q = heads(x, dk, n_batch, n_head)
-            k, v = (heads(x, d, n_kv, n_head_kv, kv) for d in (dk, dv))
+            kinds = kv if isinstance(kv, tuple) else (kv, kv)
+            k, v = (heads(x, d, n_kv, n_head_kv, t) for d, t in zip((dk, dv), kinds, strict=True))
             mask = x.mask(n_kv, n_batch, 1, n_seq, window=window) if masked else None
             params = p.FlashAttnParams(**{"scale": dk**-0.5, **options})
             return b.flash_attn_ext(q, k, v, mask, params, x(n_head) if sinks else None)
@@ -157,6 +158,12 @@ def _flash() -> Iterator[Case]:
         yield case(f"{name}-sharp", shape, scale=30.0, tolerance=1e-10)
     for type in (BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.IQ4_NL):
         yield case(f"tile-{type.label}", tile, kv=type)
+    for types in (
+        *((T.Q8_0, T.Q8_0), (T.Q4_0, T.Q5_1), (T.IQ4_NL, F16), (BF16, T.Q4_1), (F32, T.Q5_0)),
+        *((T.Q5_0, T.IQ4_NL), (F16, BF16), (T.Q4_1, F32), (T.Q5_1, T.Q4_0)),
+    ):
+        name = "-".join(t.label for t in types)
+        yield case(f"decode-long-{name}", FLASH_SHAPES["decode-long"], kv=types)
 
 
 CASES = [*_soft_max(), *_rope(), *_flash()]

@@ -73,6 +73,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "llama_free": (None, POINTER),
     "llama_get_memory": (POINTER, POINTER),
     "llama_memory_clear": (None, POINTER, ctypes.c_bool),
+    "llama_memory_seq_rm": (ctypes.c_bool, POINTER, INT32, INT32, INT32),
+    "llama_memory_seq_add": (None, POINTER, INT32, INT32, INT32, INT32),
     "llama_decode": (INT32, POINTER, Batch),
     "llama_get_logits": (POINTER, POINTER),
 }
@@ -119,7 +121,7 @@ class LlamaCpp:
         n_ubatch: int = 512,
         n_threads: int = 1,
         kv_type: str | tuple[str, str] = "F32",
-        flash_attention: bool = False,
+        flash_attention: bool | None = False,
         repack: bool = False,
     ) -> None:
         self.path, self._c, self._close = path, library(), ExitStack()
@@ -135,7 +137,7 @@ class LlamaCpp:
         params.n_ctx = params.n_batch = n_ctx
         params.n_ubatch = n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
-        params.flash_attn_type = int(flash_attention)
+        params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
         type_k, type_v = (kv_type, kv_type) if isinstance(kv_type, str) else kv_type
         params.type_k, params.type_v = KV_TYPES[type_k], KV_TYPES[type_v]
         self._context = self._c.llama_init_from_model(self._model, params)
@@ -162,6 +164,16 @@ class LlamaCpp:
     def next_logprobs(self, ids: Sequence[int]) -> NDArray[np.float64]:
         """[n_vocab]: the log-probabilities of the token that follows a prompt."""
         return log_softmax(self.logits(ids)[-1])
+
+    def logits_after_cut(
+        self, ids: Sequence[int], start: int, stop: int, more: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Logits of `more`, after positions start..stop-1 of `ids` were cut out (K-shift)."""
+        self.logits(ids)
+        memory = self._c.llama_get_memory(self._context)
+        assert self._c.llama_memory_seq_rm(memory, 0, start, stop)
+        self._c.llama_memory_seq_add(memory, 0, stop, len(ids), start - stop)
+        return self._decode(more)
 
     def greedy(self, prompt: Sequence[int] | str, n: int) -> list[Step]:
         """The `n` most probable tokens, one after the other, also past the end of the text."""
