@@ -109,39 +109,41 @@ FLASH_SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
 }
 
 
+def _flash_case(
+    name: str,
+    shape: tuple[int, int, int, int, int, int],
+    *,
+    kv: GGMLType | tuple[GGMLType, GGMLType] = F16,
+    n_seq: int = 1,
+    masked: bool = True,
+    window: int = 0,
+    cached: bool = False,
+    sinks: bool = False,
+    tolerance: float = 1e-12,
+    **options: float,
+) -> Case:
+    dk, dv, n_batch, n_kv, n_head, n_head_kv = shape
+
+    def heads(x: Leafs, d: int, n: int, h: int, type: GGMLType = F32) -> Tensor:
+        return (
+            b.permute(x(d, h, n, n_seq, type=type), 0, 2, 1, 3)
+            if cached
+            else x(d, n, h, n_seq, type=type)
+        )
+
+    def make(x: Leafs) -> Tensor:
+        q = heads(x, dk, n_batch, n_head)
+        kinds = kv if isinstance(kv, tuple) else (kv, kv)
+        k, v = (heads(x, d, n_kv, n_head_kv, t) for d, t in zip((dk, dv), kinds, strict=True))
+        mask = x.mask(n_kv, n_batch, 1, n_seq, window=window) if masked else None
+        params = p.FlashAttnParams(**{"scale": dk**-0.5, **options})
+        return b.flash_attn_ext(q, k, v, mask, params, x(n_head) if sinks else None)
+
+    return Case(f"flash-{name}", make, tolerance, ggml=2e-5)
+
+
 def _flash() -> Iterator[Case]:
-    def case(
-        name: str,
-        shape: tuple[int, int, int, int, int, int],
-        *,
-        kv: GGMLType | tuple[GGMLType, GGMLType] = F16,
-        n_seq: int = 1,
-        masked: bool = True,
-        window: int = 0,
-        cached: bool = False,
-        sinks: bool = False,
-        tolerance: float = 1e-12,
-        **options: float,
-    ) -> Case:
-        dk, dv, n_batch, n_kv, n_head, n_head_kv = shape
-
-        def heads(x: Leafs, d: int, n: int, h: int, type: GGMLType = F32) -> Tensor:
-            return (
-                b.permute(x(d, h, n, n_seq, type=type), 0, 2, 1, 3)
-                if cached
-                else x(d, n, h, n_seq, type=type)
-            )
-
-        def make(x: Leafs) -> Tensor:
-            q = heads(x, dk, n_batch, n_head)
-            kinds = kv if isinstance(kv, tuple) else (kv, kv)
-            k, v = (heads(x, d, n_kv, n_head_kv, t) for d, t in zip((dk, dv), kinds, strict=True))
-            mask = x.mask(n_kv, n_batch, 1, n_seq, window=window) if masked else None
-            params = p.FlashAttnParams(**{"scale": dk**-0.5, **options})
-            return b.flash_attn_ext(q, k, v, mask, params, x(n_head) if sinks else None)
-
-        return Case(f"flash-{name}", make, tolerance, ggml=2e-5)
-
+    case = _flash_case
     for name, shape in FLASH_SHAPES.items():
         yield case(name, shape)
         yield case(f"{name}-f32", shape, kv=F32)
