@@ -131,7 +131,12 @@ class ContextParams:
         )
 
     def check_cache(self, hp: HParams) -> None:
-        """Raises ConfigError if the model's heads do not consist of whole blocks."""
+        """Raises ConfigError if the model cannot have keys and values of these types."""
+        if hp.values_in_keys and self.type_k != self.type_v:
+            raise ConfigError(
+                f"--cache-type-k {self.type_k}, --cache-type-v {self.type_v}: the values of this "
+                "model lie in its keys: give both the same type"
+            )
         for flag, name, head in (
             ("--cache-type-k", self.type_k, hp.n_embd_head_k),
             ("--cache-type-v", self.type_v, hp.n_embd_head_v),

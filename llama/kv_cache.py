@@ -76,9 +76,10 @@ class KvCache:
         """Size of the matrix that turns heads of a type: the largest that divides them, or 0.
 
         Turning spreads outliers over the blocks of a head. Scores do not change if queries turn as
-        well, and outputs are turned back.
+        well, and outputs are turned back. llama.cpp leaves keys that hold the values as they are.
         """
-        if not self.params.rotate or not type.is_quantized or head % ROT_STEP:
+        wanted = self.params.rotate and type.is_quantized and not self.hp.values_in_keys
+        if not wanted or head % ROT_STEP:
             return 0
         return head & -head
 

@@ -9,6 +9,7 @@ of F16 up in F16, ours computes in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from exact import Exact, kl, log_softmax
 from oracle import LlamaCpp
 from texts import TEXTS
-from tiny import WIDE, write_tiny
+from tiny import ARCHS, WIDE, write_tiny
 
 from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import UserError
@@ -150,6 +151,28 @@ def test_rotation_can_be_switched_off(models: Models, monkeypatch: pytest.Monkey
         mine, other = ours.logits(ids, all=True), theirs.logits(ids)
     allowed = limit(pair, kl(Exact(path).logits(ids), other).mean())
     assert kl(other, mine).mean() < allowed < kl(other, rotated).mean()
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_values_in_keys_are_not_rotated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deepseek2 with heads of 192, which other models would rotate."""
+    row = ARCHS["deepseek2"]
+    sizes = {**row.sizes, "n_lora_kv": "128", "n_rot": "64", "head_dim": "96"}
+    monkeypatch.setitem(ARCHS, "deepseek2", replace(row, sizes=sizes))
+    path, ids = write_tiny(tmp_path / "m.gguf", "deepseek2"), prompt(60)
+    with LlamaCpp(path, n_ctx=256) as exact, llama_cpp(path, (name, name)) as theirs:
+        expected, other = exact.logits(ids), theirs.logits(ids)
+    with pyggml(path, (name, name)) as ours:
+        mine = ours.logits(ids, all=True)
+    assert kl(other, mine).mean() < max(2e-3, COARSE * kl(expected, other).mean())
+    assert kl(expected, mine).mean() < 1.2 * kl(expected, other).mean()
+    said = f"--cache-type-k {name}, --cache-type-v f16: .* give both the same type"
+    with pytest.raises(ValueError, match="makes no context"):
+        llama_cpp(path, (name, "f16"))
+    with pytest.raises(UserError, match=said), pyggml(path, (name, "f16")) as ours:
+        ours.context()
 
 
 @pytest.mark.parametrize("n", [64, 256])
