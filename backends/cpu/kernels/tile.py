@@ -206,9 +206,13 @@ def _twice(scale: V) -> V:
 
 # ---------------------------------------------------------------- blocks of 32
 def _scaled(tile: Tile, acc: list[V], dots: list[V], d: V, ys: Sequence[Any]) -> list[V]:
-    """acc + dots * (d of the weights * d of the activations)."""
+    """acc + (dots * d of the weights) * d of the activations.
+
+    The products of both d, though ready earlier, would halve the speed of prompts on Zen 5.
+    """
+    dots = tile.in_order(dots)
     return [
-        dot.to_float().fma(d * tile.number(y, 0), a)
+        (dot.to_float() * d).fma(tile.number(y, 0), a)
         for a, dot, y in zip(acc, dots, ys, strict=True)
     ]
 
