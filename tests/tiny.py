@@ -353,7 +353,12 @@ def add_metadata(writer: gguf.GGUFWriter, key: str, value: Scalar | list[Any]) -
 def add_tensor(
     writer: gguf.GGUFWriter, name: str, data: NDArray[np.float32], type_name: str
 ) -> None:
-    """Add one tensor; vectors, biases and routers stay F32, as in every real model."""
+    """Add one tensor; vectors, biases and routers stay F32, as in every real model.
+
+    Rows that are no whole number of blocks become Q8_0.
+    """
+    if data.shape[-1] % GGMLType[type_name].block_size:
+        type_name = "Q8_0"
     is_small = data.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name
     if is_small or type_name == "F32":
         writer.add_tensor(name, data)

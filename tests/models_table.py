@@ -1,0 +1,96 @@
+"""Write docs/models.md: how far each architecture is from llama.cpp.
+
+python tests/models_table.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from divergence import LENGTHS, divergences, reference, strict
+from oracle import LlamaCpp
+from tiny import ARCHS, write_tiny
+
+from pyggml.llama.context_params import CACHE_TYPES
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
+TEXT = """# Models and how far they are from llama.cpp
+
+One row per architecture (`general.architecture` of a GGUF file). A cell is the mean KL divergence
+of our next-token distributions from llama.cpp's, in nats, over the {n} positions of random prompts
+of 1, 2, 33 and 100 tokens. Both compute the same file of random weights (`tests/tiny.py`): small, but
+with no two dimensions alike, windows and contexts that the prompts exceed, and logits as spread as
+in a trained model.
+
+* `F32`, `Q8_0`, `Q4_K`: type of the weight matrices; F32 cache, no flash attention.
+* `-fa`: F32 weights, flash attention and F16 cache on both sides.
+* `-ctk q8_0`: as `-fa`, keys as Q8_0 on both sides.
+
+Quantized weights are multiplied by activations of 8 bits, which both sides round in their own way:
+each is about 1e-3 from exact arithmetic, and neither is nearer (`tests/llama/test_exactness.py`).
+Among experts of random weights the rounding also decides, now and then, which one is chosen: a few
+positions then differ by more, and make the mean. In architectures with a GELU the rest in F32 is
+llama.cpp's table of it, which has F16 entries.
+
+Written by `python tests/models_table.py`. The tests check more variants of each architecture than
+this table shows, with limits: `tests/llama/test_architectures.py`.
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to run a model, in both programs."""
+
+    title: str
+    weight_type: str = "F32"
+    ours: dict[str, str] = field(default_factory=dict)
+    theirs: dict[str, Any] = field(default_factory=dict)
+
+
+FLASH = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
+COLUMNS = [
+    Column("F32"),
+    Column("Q8_0", "Q8_0"),
+    Column("Q4_K", "Q4_K"),
+    Column("`-fa`", ours=FLASH, theirs={"flash_attention": True, "kv_type": "F16"}),
+    Column(
+        "`-ctk q8_0`",
+        ours={**FLASH, "type_k": "q8_0"},
+        theirs={"flash_attention": True, "kv_type": ("Q8_0", "F16")},
+    ),
+]
+
+
+def main() -> None:
+    columns = [c for c in COLUMNS if c.ours.get("type_k", "f32") in CACHE_TYPES]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [[f"`{arch}`", *cells(arch, columns, Path(folder))] for arch in sorted(ARCHS)]
+    titles = ["architecture", *(column.title for column in columns)]
+    table = [titles, ["---"] * len(titles), *rows]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    DOCUMENT.write_text(TEXT.format(n=sum(LENGTHS)) + "\n".join(lines) + "\n")
+
+
+def cells(arch: str, columns: list[Column], folder: Path) -> Iterator[str]:
+    """The row of an architecture."""
+    for column in columns:
+        path = folder / f"{arch}-{column.weight_type}.gguf"
+        if not path.exists():
+            write_tiny(path, arch, weight_type=column.weight_type)
+        with LlamaCpp(path, **column.theirs) as theirs, strict(path, **column.ours) as ours:
+            yield f"{divergences(ours, reference(theirs)).mean():.0e}"
+
+
+def documented() -> list[str]:
+    """The architectures that the table has rows for."""
+    lines = DOCUMENT.read_text().splitlines()
+    return [line.split("`")[1] for line in lines if line.startswith("| `")]
+
+
+if __name__ == "__main__":
+    main()
