@@ -21,20 +21,20 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "models.md"
 TEXT = """# Models and how far they are from llama.cpp
 
 One row per architecture (`general.architecture` of a GGUF file). A cell is the mean KL divergence
-of our next-token distributions from llama.cpp's, in nats, over the {n} positions of random prompts
-of 1, 2, 33 and 100 tokens. Both compute the same file of random weights (`tests/tiny.py`): small, but
-with no two dimensions alike, windows and contexts that the prompts exceed, and logits as spread as
-in a trained model.
+of our next-token distributions from llama.cpp's, in nats, over the {n} positions of random
+prompts of 1, 2, 33 and 100 tokens. Both compute the same file of random weights
+(`tests/tiny.py`): small, but with no two dimensions alike, windows and contexts that the prompts
+exceed, and logits as spread as in a trained model.
 
 * `F32`, `Q8_0`, `Q4_K`: type of the weight matrices; F32 cache, no flash attention.
 * `-fa`: F32 weights, flash attention and F16 cache on both sides.
 * `-ctk q8_0`: as `-fa`, keys as Q8_0 on both sides.
 
-Quantized weights are multiplied by activations of 8 bits, which both sides round in their own way:
-each is about 1e-3 from exact arithmetic, and neither is nearer (`tests/llama/test_exactness.py`).
-Among experts of random weights the rounding also decides, now and then, which one is chosen: a few
-positions then differ by more, and make the mean. In architectures with a GELU the rest in F32 is
-llama.cpp's table of it, which has F16 entries.
+Quantized weights are multiplied by activations of 8 bits, which both sides round in their own
+way: each is about 1e-3 from exact arithmetic, and neither is nearer
+(`tests/llama/test_exactness.py`). Among experts of random weights the rounding also decides, now
+and then, which one is chosen: a few positions then differ by more, and make the mean. In
+architectures with a GELU the rest in F32 is llama.cpp's table of it, which has F16 entries.
 
 Written by `python tests/models_table.py`. The tests check more variants of each architecture than
 this table shows, with limits: `tests/llama/test_architectures.py`.
