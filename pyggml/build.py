@@ -202,8 +202,8 @@ def set_rows(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         and a.ne[2] == b.ne[2]
         and a.ne[3] == b.ne[3]
         and b.ne[1] == ids.ne[0]
-        and b.ne[2] % ids.ne[1] == 0
-        and b.ne[3] % ids.ne[2] == 0
+        and b.ne[2] % max(1, ids.ne[1]) == 0  # of no tokens there are no rows
+        and b.ne[3] % max(1, ids.ne[2]) == 0
         and ids.ne[3] == 1
         and ids.type in (GGMLType.I64, I32)
         and b.type in (F32, GGMLType.F16)

@@ -93,8 +93,11 @@ def check_quantized(path: Path, settings: Sequence[dict[str, Any]]) -> None:
         with strict(path, **params) as ours:
             # a single position may lie on the edge between two rounded activations, and several
             # may on that between two experts
-            typical = np.median if ours.model.hparams.experts else np.mean
-            assert typical(divergences(ours, expected)) < 2e-3, params
+            found = divergences(ours, expected)
+            if ours.model.hparams.experts:
+                assert np.median(found) < 5e-3, params
+            else:
+                assert found.mean() < 2e-3, params
 
 
 @pytest.mark.parametrize(
