@@ -393,7 +393,7 @@ def test_the_log_tells_what_repacking_costs(
         products = [
             t
             for t in gguf.tensors.values()
-            if t.type == GGMLType.Q8_0 and t.name != "token_embd.weight" and t.ne[1] % 8 == 0
+            if t.type == GGMLType.Q8_0 and t.name != "token_embd.weight"
         ]
     found = re.fullmatch(
         r"repacking: (\d+) tensors into CPU_REPACK, ([\d.]+) MiB in [\d.]+ s, [\d.]+ GB/s",
