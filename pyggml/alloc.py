@@ -96,7 +96,8 @@ class _Measure:
     def _parent_to_take_over(self, node: Tensor, buffer_id: int) -> Tensor | None:
         """The first source of which this node is the last user and that has its layout."""
         wanted = self.allocators[buffer_id]
-        for parent in node.src:
+        places = OPS[node.op].in_place
+        for parent in node.src[places.start : places.stop]:
             if (
                 parent is not None
                 and parent in self.live

@@ -5,7 +5,7 @@ Names, shapes and operand order are ggml's. Shapes in comments are in ggml's ord
 
 from pyggml import params as p
 from pyggml.dtypes import GGMLType
-from pyggml.ops import GluOp, Op, Precision, RopeMode, UnaryOp
+from pyggml.ops import INTO, GluOp, Op, Precision, RopeMode, UnaryOp
 from pyggml.tensor import Shape, Tensor, dense_strides, padded
 
 F32 = GGMLType.F32
@@ -172,21 +172,56 @@ def mul_mat(a: Tensor, b: Tensor, precision: Precision = Precision.DEFAULT) -> T
     return Tensor(F32, ne, op=Op.MUL_MAT, src=(a, b), params=p.MulMatParams(precision))
 
 
-def mul_mat_id(weights: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """[k, n, n_expert] x [k, n_b, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens]."""
+def mul_mat_id(weights: Tensor, b: Tensor, ids: Tensor, *, into: Tensor | None = None) -> Tensor:
+    """[k, n, n_expert] x [k, n_b, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens].
+
+    Row [:, e, t] is of expert ids[e, t] and column b[:, e % n_b, t]. An id of -1 leaves its row
+    as it is: as `into` (F32, shaped like the result) has it, or as the memory was. The result
+    takes over the memory of `into` if nobody else needs it, and begins as a copy otherwise.
+    """
+    return _experts(Op.MUL_MAT_ID, weights, b, ids, (into,) if into is not None else ())
+
+
+def mul_mat_id_cold(
+    weights: Tensor, b: Tensor, ids: Tensor, cold: Tensor, *, into: Tensor | None = None
+) -> Tensor:
+    """mul_mat_id of those experts only whose number in `cold` (I32 [n_expert]) is not 0.
+
+    The rows of all others are left as they are: written `into` a mul_mat_id in whose ids the cold
+    experts are -1, they complete it.
+    """
+    ok = cold.type == I32 and cold.ne == (weights.ne[2], 1, 1, 1)
+    _check(ok, Op.MUL_MAT_ID_COLD, weights, cold)
+    rest = (cold,) if into is None else (cold, into)
+    return _experts(Op.MUL_MAT_ID_COLD, weights, b, ids, rest)
+
+
+def _experts(op: Op, weights: Tensor, b: Tensor, ids: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
+    """A product with chosen experts; `rest`: the sources after the ids."""
     ok = (
         weights.ne[0] == b.ne[0]
         and weights.ne[3] == b.ne[3] == ids.ne[2] == ids.ne[3] == 1
         and ids.ne[1] == b.ne[2]
+        and b.ne[1] > 0
         and ids.ne[0] % b.ne[1] == 0
         and ids.type == I32
     )
-    _check(ok, Op.MUL_MAT_ID, weights, b, ids)
+    _check(ok, op, weights, b, ids)
     ne = (weights.ne[1], ids.ne[0], b.ne[2], 1)
-    return Tensor(F32, ne, op=Op.MUL_MAT_ID, src=(weights, b, ids), params=p.MulMatParams())
+    t = Tensor(F32, ne, op=op, src=(weights, b, ids, *rest), params=p.MulMatParams())
+    for into in t.src[INTO[op] :]:
+        _check(into is not None and into.type == F32 and into.ne == ne, op, t, into)
+    return t
 
 
 # ---------------------------------------------------------------- gather, scatter, copy
+def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """a[:, j, t] + b[:, ids[j, t]]; an id of -1 adds nothing."""
+    ok = a.ne[:3] == (b.ne[0], *ids.ne[:2]) and a.ne[3] == 1 and ids.type == I32
+    _check(ok and b.ne[2:] == ids.ne[2:] == (1, 1), Op.ADD_ID, a, b, ids)
+    return Tensor(a.type, a.ne, op=Op.ADD_ID, src=(a, b, ids))
+
+
 def get_rows(a: Tensor, ids: Tensor) -> Tensor:
     """Rows a[:, ids], dequantized to F32 (I32 stays I32): [ne0, n, i1, i2]."""
     ok = a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2] and ids.ne[3] == 1 and ids.type == I32

@@ -19,3 +19,7 @@ class ModelError(UserError):
 
 class OutOfMemory(UserError):
     """A buffer that does not fit its device: what, how much, what is free."""
+
+
+class IdError(UserError):
+    """An index among an operation's sources that names a row or an expert that does not exist."""

@@ -5,7 +5,7 @@ from enum import IntEnum, IntFlag
 
 
 class Op(IntEnum):
-    """Operation of a node; ggml's order (its RPC protocol pins the ids)."""
+    """Operation of a node; ggml's order (its RPC protocol pins the ids), then our own."""
 
     NONE = 0
     DUP = 1
@@ -108,6 +108,8 @@ class Op(IntEnum):
     OPT_STEP_ADAMW = 98
     OPT_STEP_SGD = 99
     GLU = 100
+    # ours: far from the numbers that ggml will give out
+    MUL_MAT_ID_COLD = 1000
 
 
 class UnaryOp(IntEnum):
@@ -180,13 +182,17 @@ class TensorFlag(IntFlag):
 class OpInfo:
     """What the allocator and the scheduler need to know of an operation."""
 
-    in_place: bool = False  # the result may take over the memory of a source of the same layout
+    # the sources (their places) whose memory the result may take over, if they have its layout
+    in_place: range = range(0)
     is_view: bool = False  # no work: the result is the source's memory seen differently
 
 
-_IN_PLACE = OpInfo(in_place=True)
+_IN_PLACE = OpInfo(in_place=range(10))
 _VIEW = OpInfo(is_view=True)
 _PLAIN = OpInfo()
+
+# Products that may continue another tensor: the place of that source, if it is there.
+INTO: dict[Op, int] = {Op.MUL_MAT_ID: 3, Op.MUL_MAT_ID_COLD: 4}
 
 OPS: dict[Op, OpInfo] = dict.fromkeys(Op, _PLAIN) | {
     **dict.fromkeys((Op.RESHAPE, Op.VIEW, Op.PERMUTE, Op.TRANSPOSE), _VIEW),
@@ -199,4 +205,5 @@ OPS: dict[Op, OpInfo] = dict.fromkeys(Op, _PLAIN) | {
         ),
         _IN_PLACE,
     ),
+    **{op: OpInfo(in_place=range(place, place + 1)) for op, place in INTO.items()},
 }

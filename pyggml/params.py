@@ -55,7 +55,7 @@ class GluParams:
 
 @dataclass(frozen=True, slots=True)
 class MulMatParams:
-    """MUL_MAT, MUL_MAT_ID."""
+    """MUL_MAT, MUL_MAT_ID, MUL_MAT_ID_COLD."""
 
     precision: Precision = Precision.DEFAULT
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.backend import Backend, Event, Status, Usage, host_bytes, tensor_copy
+from pyggml.ids import ABSENT, check_ids
 from pyggml.ops import Op, TensorFlag
 from pyggml.sched_split import Cut, Split
 from pyggml.tensor import Tensor
@@ -141,14 +142,14 @@ class _UsedExperts:
             return
         data = host_bytes(tensor)
         n_expert, expert_size = tensor.ne[2], tensor.nb[2]
-        for first, last in _runs(self._read_used(split, index, ids, n_expert)):
+        for first, last in _runs(self._read_used(split, index, ids)):
             start, stop = first * expert_size, (last + 1) * expert_size
             if last + 1 < n_expert:
                 stop += min(expert_size, EXPERT_OVERRUN)
             self.backends[split.backend_id].set_async(copy, data[start:stop], start)
 
-    def _read_used(self, split: Split, index: int, ids: Tensor, n_expert: int) -> list[int]:
-        """The experts in `ids`, sorted, read where the ids are already known."""
+    def _read_used(self, split: Split, index: int, ids: Tensor) -> list[int]:
+        """The experts in `ids`, sorted, read where the ids are already known. Raises IdError."""
         backend_id = split.backend_id
         for later in split.inputs[index + 1 :]:
             if self.cut.copy_of(later, backend_id) is ids:  # not copied yet
@@ -160,14 +161,17 @@ class _UsedExperts:
             self.backends[backend_id].synchronize()
             shape, strides = (ids.ne[1], ids.ne[0]), (ids.nb[1], ids.nb[0])
             table: npt.NDArray[np.int32] = np.ndarray(shape, np.int32, raw, strides=strides)
-            self._used = np.unique(table).tolist()
+            used = np.unique(table)
+            check_ids(split.graph.nodes[0], used)
+            self._used = used[used != ABSENT].tolist()
             self._ids = ids
-            assert self._used[0] >= 0 and self._used[-1] < n_expert, f"{ids!r}: no such expert"
         return self._used
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
     """First and last of each run of consecutive numbers; they are sorted and distinct."""
+    if not numbers:
+        return
     first = last = numbers[0]
     for n in numbers[1:]:
         if n != last + 1:

@@ -57,9 +57,10 @@ def check_may_replace(earlier: Tensor, node: Tensor, index: int, last: dict[Tens
     assert TensorFlag.OUTPUT not in earlier.flags, f"{node!r} overwrites the output {earlier!r}"
     if last[earlier] < index:
         return
-    in_place = last[earlier] == index and OPS[node.op].in_place
+    places = OPS[node.op].in_place
+    in_place = last[earlier] == index and earlier in node.src[places.start : places.stop]
     assert in_place, f"{node!r} overwrites {earlier!r}, which is still needed"
-    assert earlier in node.src and earlier.data == node.data
+    assert earlier.data == node.data
     assert earlier.same_layout(node)
     readers = [s for s in node.src if s is not None and root(s) is earlier]
     assert readers == [earlier], f"{node!r} reads {earlier!r} twice while overwriting it"

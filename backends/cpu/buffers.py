@@ -130,7 +130,7 @@ class RepackBufferType(BufferType):
         if any(s is not None and is_repacked(s) for s in node.src[1:]):
             return False
         matrix = node.op == Op.MUL_MAT and weights.ne[2] == 1
-        experts = node.op == Op.MUL_MAT_ID
+        experts = node.op in (Op.MUL_MAT_ID, Op.MUL_MAT_ID_COLD)
         return (matrix or experts) and find_lowering(node) is not None
 
 

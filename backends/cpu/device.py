@@ -131,9 +131,11 @@ class CpuBackend(Backend):
             return Status.ABORTED
         plan = self.plan(graph)
         pool = self._ready_pool()
-        plan.run(pool, self.n_threads)
-        if graph.uid == 0:
-            pool.retire()  # nothing else keeps the plan alive
+        try:
+            plan.run(pool, self.n_threads)
+        finally:
+            if graph.uid == 0:
+                pool.retire()  # nothing else keeps the plan alive
         return Status.SUCCESS
 
     def plan(self, graph: Graph) -> Plan:

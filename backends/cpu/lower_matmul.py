@@ -74,7 +74,7 @@ def widened(ctx: PlanContext, x: Tensor) -> Generator[Step, None, Tensor | Work]
 
 # ---------------------------------------------------------------- quantized weights
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """How the columns of quantized activations are laid out."""
 
     n: int  # per plane
@@ -97,13 +97,13 @@ class _Columns:
         return max(1, BLOCK_BYTES // max(1, GROUP * self.blocks * self.nbytes)) * GROUP
 
 
-def _columns(weights: Tensor, x: Tensor, panel: PanelLayout) -> _Columns:
+def _columns(weights: Tensor, x: Tensor, panel: PanelLayout) -> Columns:
     n, planes = x.ne[1], x.ne[2] * x.ne[3]
     if weights.ne[2] * weights.ne[3] == 1:
         n, planes = n * planes, 1  # one matrix: all columns belong together
     blocks = blocks_per_column(panel, weights.ne[0])
     group = GROUP if n >= FEW_COLUMNS else 1
-    return _Columns(n, planes, group, blocks, panel.activations.nbytes)
+    return Columns(n, planes, group, blocks, panel.activations.nbytes)
 
 
 def blocks_per_column(panel: PanelLayout, k: int) -> int:
@@ -111,7 +111,9 @@ def blocks_per_column(panel: PanelLayout, k: int) -> int:
     return panel.units(k) * (panel.values // panel.activations.values)
 
 
-def _quantized(ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: _Columns) -> Steps:
+def quantized_columns(
+    ctx: PlanContext, x: Tensor, form: ActivationFormat, columns: Columns
+) -> Steps:
     key = (form, columns)
     work = ctx.quantized(x, key)
     if work is None:
@@ -137,7 +139,7 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     weights, x = _operands(node)
     panel = LAYOUTS[weights.type]
     columns = _columns(weights, x, panel)
-    work = yield from _quantized(ctx, x, panel.activations, columns)
+    work = yield from quantized_columns(ctx, x, panel.activations, columns)
     k, rows = weights.ne[:2]
     repacked = is_repacked(weights)
     merged = columns.planes == 1

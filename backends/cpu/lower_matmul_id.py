@@ -1,11 +1,25 @@
-"""MUL_MAT_ID: sort the columns by expert, then multiply expert by expert."""
+"""MUL_MAT_ID and MUL_MAT_ID_COLD: sort the columns by expert, then multiply expert by expert.
+
+So the weights of an expert in use are read once, however many columns it has, and the threads
+share the rows of all experts in use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pyggml.backends.cpu.buffers import is_repacked
-from pyggml.backends.cpu.lower_matmul import F32, FLOATS, Steps, blocks_per_column, widened
+from pyggml.backends.cpu.lower_matmul import (
+    F32,
+    FLOATS,
+    Columns,
+    Steps,
+    blocks_per_column,
+    quantized_columns,
+    widened,
+)
+from pyggml.backends.cpu.lower_rows import copy_step
 from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
 from pyggml.backends.cpu.panels import (
     GROUP,
@@ -13,9 +27,11 @@ from pyggml.backends.cpu.panels import (
     ROUTE_EXPERT_BYTES,
     ROUTE_HEAD_BYTES,
     ROWS,
+    ActivationFormat,
+    PanelLayout,
 )
 from pyggml.dtypes import GGMLType
-from pyggml.ops import Op
+from pyggml.ops import INTO, Op
 from pyggml.tensor import Tensor
 
 # Columns per expert, on average, from which on they are computed in groups.
@@ -57,49 +73,109 @@ def _positions(n_columns: int, n_experts: int, group: int) -> int:
     return n_columns + (group - 1) * min(n_experts, n_columns)
 
 
-def _route(ctx: PlanContext, ids: Tensor, n_experts: int, group: int) -> Steps:
-    key = ("route", n_experts, group)
+def _route(ctx: PlanContext, node: Tensor, group: int) -> Steps:
+    """Which columns go to which expert; shared by products of the same ids and marks."""
+    weights, _, ids = _operands(node)
+    cold = node.src[3] if node.op == Op.MUL_MAT_ID_COLD else None
+    n_experts = weights.ne[2]
+    key = ("route", n_experts, group, cold)
     route = ctx.quantized(ids, key)
-    if route is None:
-        n_positions = _positions(ids.ne[0] * ids.ne[1], n_experts, group)
-        counters = ROUTE_HEAD_BYTES + ROUTE_EXPERT_BYTES * n_experts + 8 * n_positions
-        route = ctx.work(counters + 8 * n_experts)
-        yield Step("route_experts", 1, route, (ids,), (n_experts, group, counters))
-        ctx.keep_quantized(ids, key, route)
+    if route is not None and (cold is None or ctx.quantized(cold, route) is route):
+        return route
+    n_positions = _positions(ids.ne[0] * ids.ne[1], n_experts, group)
+    counters = ROUTE_HEAD_BYTES + ROUTE_EXPERT_BYTES * n_experts + 8 * n_positions
+    route = ctx.work(counters + 8 * n_experts)
+    yield Step("route_experts", 1, route, (ids, cold), (n_experts, group, counters))
+    ctx.keep_quantized(ids, key, route)
+    if cold is not None:  # whoever writes to it makes the route useless, too
+        ctx.keep_quantized(cold, route, route)
     return route
 
 
+def _continued(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
+    """Copy the tensor to continue, unless the result has taken over its memory."""
+    for into in node.src[INTO[node.op] :]:
+        assert into is not None
+        # a plan that is only asked for its kernels has no addresses
+        if into.data is None or into.data != node.data:
+            yield copy_step(ctx, node, into)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """How the columns of a node's activations are quantized."""
+
+    n_used: int
+    per_token: int  # columns; several slots of a token share one if there are fewer than n_used
+    positions: int  # most that the route can have
+    group: int
+    blocks: int  # per column
+    form: ActivationFormat
+
+    @property
+    def shared(self) -> bool:
+        return self.per_token < self.n_used
+
+
+def _columns(node: Tensor, panel: PanelLayout) -> _Columns:
+    weights, x, ids = _operands(node)
+    k, _, n_experts = weights.ne[:3]
+    n_used, n = ids.ne[0], ids.ne[0] * ids.ne[1]
+    group = GROUP if n >= GROUPED_FROM * n_experts else 1
+    positions, blocks = _positions(n, n_experts, group), blocks_per_column(panel, k)
+    return _Columns(n_used, x.ne[1], positions, group, blocks, panel.activations)
+
+
+def _quantized(ctx: PlanContext, x: Tensor, route: Work, columns: _Columns) -> Steps:
+    """Each column once: where it is if slots share it and no groups are wanted, else in the order
+    of the experts that take it."""
+    c = columns
+    single = Columns(x.ne[1] * x.ne[2], 1, 1, c.blocks, c.form.nbytes)
+    if c.shared and c.group == 1:
+        return (yield from quantized_columns(ctx, x, c.form, single))
+    key = (c.form, route)
+    work = ctx.quantized(x, key)
+    if work is not None:
+        return work
+    chunks, nbytes = ctx.chunks(c.positions), c.positions * c.blocks * c.form.nbytes
+    if c.shared:
+        source: Tensor | Work = yield from quantized_columns(ctx, x, c.form, single)
+        kernel = "gather_columns"
+        params: tuple[int, ...] = (c.n_used, c.per_token, c.group, c.blocks, c.form.nbytes)
+    else:
+        source = yield from widened(ctx, x)
+        kernel = c.form.kernel
+        params = (x.ne[1] * x.ne[2], 1, c.group, c.blocks, 0, c.form.zero, c.n_used, c.per_token)
+    work = ctx.work(nbytes)
+    yield Step(kernel, chunks, work, (source, route), params)
+    ctx.keep_quantized(x, key, work)
+    return work
+
+
+@lowering(Op.MUL_MAT_ID_COLD, supports_quantized_experts)
 @lowering(Op.MUL_MAT_ID, supports_quantized_experts)
 def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
-    """Activations are quantized in the order of the experts that take them."""
+    """Route, quantize the activations, unless that was done already, and multiply."""
     weights, x, ids = _operands(node)
     panel = LAYOUTS[weights.type]
     k, rows, n_experts = weights.ne[:3]
-    n_used, n_columns = ids.ne[0], ids.ne[0] * ids.ne[1]
-    group = GROUP if n_columns >= GROUPED_FROM * n_experts else 1
-    route = yield from _route(ctx, ids, n_experts, group)
-    form, blocks = panel.activations, blocks_per_column(panel, k)
-    n_positions = _positions(n_columns, n_experts, group)
-    key = (form, route)
-    work = ctx.quantized(x, key)
-    if work is None:
-        source = yield from widened(ctx, x)
-        work = ctx.work(n_positions * blocks * form.nbytes)
-        params = (n_columns, 1, group, blocks, 0, form.zero, n_used, x.ne[1])
-        yield Step(form.kernel, ctx.chunks(n_positions), work, (source, route), params)
-        ctx.keep_quantized(x, key, work)
+    columns = _columns(node, panel)
+    yield from _continued(node, ctx)
+    route = yield from _route(ctx, node, columns.group)
+    work = yield from _quantized(ctx, x, route, columns)
     repacked = is_repacked(weights)
     params = (
         rows,
-        n_used,
+        columns.n_used,
         panel.units(k),
-        group,
+        columns.group,
         panel.matrix_bytes(k, rows) if repacked else weights.nb[2],
-        blocks * form.nbytes,
+        columns.blocks * columns.form.nbytes,
         k // weights.type.block_size,
         0 if repacked else 1,
+        columns.per_token if columns.shared and columns.group == 1 else 0,
     )
-    n_items = -(-rows // ROWS) * min(n_experts, n_columns)
+    n_items = -(-rows // ROWS) * min(n_experts, ids.ne[0] * ids.ne[1])
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
         ctx.chunks(n_items, per_thread=16),
@@ -110,12 +186,14 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     )
 
 
+@lowering(Op.MUL_MAT_ID_COLD, supports_float_experts)
 @lowering(Op.MUL_MAT_ID, supports_float_experts)
 def lower_float_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     """Columns are read where they are, one by one."""
     weights, x, ids = _operands(node)
     k, rows, n_experts = weights.ne[:3]
-    route = yield from _route(ctx, ids, n_experts, 1)
+    yield from _continued(node, ctx)
+    route = yield from _route(ctx, node, 1)
     source: Tensor | Work = yield from widened(ctx, x)
     n_items = -(-rows // 8) * min(n_experts, ids.ne[0] * ids.ne[1])
     yield Step(

@@ -172,7 +172,7 @@ def _copy(node: Tensor) -> bool:
     return same_order and copy_kernel(a.type, node.type) is not None
 
 
-def _copy_step(ctx: PlanContext, target: Tensor, source: Tensor) -> Step:
+def copy_step(ctx: PlanContext, target: Tensor, source: Tensor) -> Step:
     kernel = copy_kernel(source.type, target.type)
     assert kernel is not None
     chunks = row_chunks(ctx, target.nrows, target.ne[0])
@@ -194,7 +194,7 @@ def _lower_copy(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         target = window(target, a.ne, dense_strides(target.type, a.ne))
     elif a.ne != target.ne:
         a = window(a, target.ne, dense_strides(a.type, target.ne))
-    yield _copy_step(ctx, target, a)
+    yield copy_step(ctx, target, a)
 
 
 for _op in (Op.CPY, Op.CONT, Op.DUP):
@@ -209,7 +209,7 @@ def _same_kind(node: Tensor) -> bool:
 def lower_repeat(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     a = node.src[0]
     assert a is not None
-    yield _copy_step(ctx, node, a)
+    yield copy_step(ctx, node, a)
 
 
 @lowering(Op.CONCAT, _same_kind)
@@ -220,7 +220,7 @@ def lower_concat(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     for part in node.src[:2]:
         assert part is not None
         if not part.is_empty:
-            yield _copy_step(ctx, window(node, part.ne, node.nb, offset), part)
+            yield copy_step(ctx, window(node, part.ne, node.nb, offset), part)
         offset += part.ne[dim] * node.nb[dim]
 
 

@@ -14,12 +14,13 @@ from pyggml.backends.cpu.lowering import PlanContext, Step, Work, find_lowering
 from pyggml.backends.cpu.memory import ALIGNMENT, aligned_words
 from pyggml.backends.cpu.pool import Pool, Words
 from pyggml.graph import Graph
+from pyggml.ids import IdsUse, ids_use
 from pyggml.ops import TensorFlag
 from pyggml.tensor import Tensor
 
 _COMPUTE = int(TensorFlag.COMPUTE)
 _OPERAND = struct.Struct(f"{layout.OPERAND_WORDS}q")
-_HEAD = struct.Struct("4q")
+_HEAD = struct.Struct("6q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,11 @@ class Plan:
         context = PlanContext(n_threads)
         steps: list[Step] = []
         self.labels: list[Label] = []
+        self._ids: dict[int, IdsUse] = {}  # by step
         for node, step in _lower(graph.nodes, context):
+            use = ids_use(node)
+            if use is not None:
+                self._ids[len(steps)] = use
             steps.append(step)
             self.labels.append(Label(node.name, node.op_desc, step.kernel))
         addresses = library.addresses({step.kernel for step in steps})
@@ -55,18 +60,24 @@ class Plan:
         self.memory = aligned_words((work_bytes + stride * n_threads) // 8)
         self.work_bytes, self.scratch_bytes = work_bytes, stride * n_threads
         base = self.memory.ctypes.data
+        self._faults = aligned_words(2)
         self.nodes = aligned_words((len(steps) + 1) * layout.WORDS)
         writer = _Writer(self.nodes.data.cast("B"), places, base)
         for i, step in enumerate(steps):
-            head = (addresses[step.kernel], step.n_chunks, base + work_bytes, stride)
+            code, faults = addresses[step.kernel], self._faults.ctypes.data
+            head = (code, step.n_chunks, base + work_bytes, stride, faults, i)
             writer.write(i * layout.BYTES, head, step)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def run(self, pool: Pool, n_threads: int) -> None:
-        """Compute everything."""
+        """Compute everything. Raises IdError if a node read an id that names nothing."""
         pool.run(self.nodes, n_threads)
+        if self._faults[0]:
+            step, id = self._faults.tolist()
+            self._faults[:] = 0
+            raise self._ids[step - 1].error(id)
 
     def profile(self, pool: Pool, n_threads: int) -> list[Timing]:
         """Compute everything one step at a time."""
@@ -160,7 +171,7 @@ class _Writer:
     def __init__(self, out: memoryview, places: dict[Work, int], base: int) -> None:
         self.out, self.places, self.base = out, places, base
 
-    def write(self, offset: int, head: tuple[int, int, int, int], step: Step) -> None:
+    def write(self, offset: int, head: tuple[int, ...], step: Step) -> None:
         _HEAD.pack_into(self.out, offset, *head)
         at = offset + 8 * layout.DST
         assert len(step.sources) <= layout.MAX_SOURCES and len(step.params) <= layout.N_PARAMS

@@ -7,7 +7,7 @@ import numpy as np
 from pyggml import backend
 from pyggml.backend import NO_LIMIT, DeviceType, Memory, Status
 from pyggml.backends.reference.memory import INTEGERS, bytes_at, write
-from pyggml.backends.reference.ops_matmul import mul_mat, mul_mat_id
+from pyggml.backends.reference.ops_matmul import mul_mat, mul_mat_id, mul_mat_id_cold
 from pyggml.backends.reference.table import REFERENCE, Run
 from pyggml.graph import Graph
 from pyggml.ops import Op, TensorFlag
@@ -80,6 +80,7 @@ class RefDevice(backend.Device):
             self.table |= {
                 Op.MUL_MAT: functools.partial(mul_mat, quantize_activations=True),
                 Op.MUL_MAT_ID: functools.partial(mul_mat_id, quantize_activations=True),
+                Op.MUL_MAT_ID_COLD: functools.partial(mul_mat_id_cold, quantize_activations=True),
             }
 
     def memory(self) -> Memory:

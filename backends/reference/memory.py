@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from pyggml.dtypes import GGMLType
+from pyggml.ids import check_ids, ids_of
 from pyggml.quants import dequantize, quantize
 from pyggml.tensor import Tensor
 
@@ -72,6 +73,13 @@ def integers(t: Tensor | None) -> Ints:
     """All values of an integer tensor."""
     assert t is not None and t.type in INTEGERS
     return stored(t).astype(np.int64)
+
+
+def existing_ids(node: Tensor) -> Ints:
+    """The ids that a node reads. Raises IdError if one of them names nothing."""
+    ids = integers(ids_of(node))
+    check_ids(node, ids)
+    return ids
 
 
 def write(t: Tensor, values: Array) -> None:

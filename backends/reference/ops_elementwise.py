@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml.backends.reference.memory import Array, Floats, floats, integers
+from pyggml.backends.reference.memory import Array, Floats, existing_ids, floats
+from pyggml.ids import ABSENT
 from pyggml.ops import GluOp, UnaryOp
 from pyggml.params import ClampParams, FillParams, GluParams, ScaleParams, UnaryParams
 from pyggml.tensor import Tensor
@@ -32,10 +33,9 @@ def binary(function: Callable[[Floats, Floats], Floats]) -> Callable[[Tensor], A
 
 
 def add_id(node: Tensor) -> Array:
-    """dst[:, j, t] = a[:, j, t] + b[:, ids[j, t]]"""
-    a, b, ids = floats(node.src[0]), floats(node.src[1]), integers(node.src[2])
-    out: Array = a + b[0, 0, ids[0, 0]]
-    return out
+    """dst[:, j, t] = a[:, j, t] + b[:, ids[j, t]]; an id of -1 adds nothing."""
+    a, b, ids = floats(node.src[0]), floats(node.src[1]), existing_ids(node)[0, 0]
+    return np.where((ids == ABSENT)[..., None], a, a + b[0, 0, ids])
 
 
 # ---------------------------------------------------------------- one operand

@@ -3,8 +3,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pyggml.backends.reference.memory import Array, decode, encode, floats, integers, stored
+from pyggml.backends.reference.memory import (
+    Array,
+    Ints,
+    decode,
+    encode,
+    existing_ids,
+    floats,
+    integers,
+    stored,
+)
 from pyggml.dtypes import GGMLType
+from pyggml.ids import ABSENT
+from pyggml.ops import INTO
 from pyggml.quants_base import CODECS
 from pyggml.tensor import Tensor
 
@@ -23,17 +34,31 @@ def mul_mat(node: Tensor, *, quantize_activations: bool = False) -> Array:
     return product(weights, a.type, y, quantize_activations=quantize_activations)
 
 
-def mul_mat_id(node: Tensor, *, quantize_activations: bool = False) -> Array:
+def mul_mat_id(node: Tensor, *, quantize_activations: bool = False) -> None:
     """dst[:, e, t] = a[:, :, ids[e, t]] . b[:, e % n_b, t]; an id of -1 leaves its row as it is."""
+    ids = existing_ids(node)[0, 0]
+    _experts(node, ids, ids != ABSENT, quantize_activations)
+
+
+def mul_mat_id_cold(node: Tensor, *, quantize_activations: bool = False) -> None:
+    """The same for experts that are marked cold; all other rows are left as they are."""
+    ids, cold = existing_ids(node)[0, 0], integers(node.src[3]).reshape(-1)
+    chosen = ids != ABSENT
+    chosen[chosen] = cold[ids[chosen]] != 0
+    _experts(node, ids, chosen, quantize_activations)
+
+
+def _experts(node: Tensor, ids: Ints, chosen: NDArray[np.bool_], quantize: bool) -> None:
+    """Write the chosen rows [t, e]; the others are those of the tensor to continue, if any."""
     a, b = node.src[:2]
     assert a is not None and b is not None
-    weights, y, ids = stored(a)[0], floats(b)[0], integers(node.src[2])[0, 0]
-    out = floats(node)
-    for t, e in np.argwhere(ids >= 0):
-        expert, column = weights[ids[t, e]], y[t, e % b.ne[1], None]
-        rows = product(expert, a.type, column, quantize_activations=quantize_activations)
-        out[0, t, e] = rows[0]
-    return out
+    out, weights, y = stored(node), stored(a)[0], floats(b)[0]
+    for into in node.src[INTO[node.op] :]:
+        assert into is not None
+        out[...] = stored(into)
+    for t, e in np.argwhere(chosen):
+        column = y[t, e % b.ne[1], None]
+        (out[0, t, e],) = product(weights[ids[t, e]], a.type, column, quantize_activations=quantize)
 
 
 def product(weights: Array, type: GGMLType, y: Array, *, quantize_activations: bool) -> Double:

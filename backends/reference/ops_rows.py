@@ -6,6 +6,7 @@ from pyggml.backends.reference.memory import (
     Array,
     decode,
     encode,
+    existing_ids,
     floats,
     integers,
     stored,
@@ -54,8 +55,7 @@ def get_rows(node: Tensor) -> Array:
     """dst[:, i, p, q] = a[:, ids[i, p, q], p, q], dequantized; integers stay integers."""
     a = node.src[0]
     assert a is not None
-    ids = integers(node.src[1])[0]  # [i2, i1, n]
-    assert ids.size == 0 or (ids.min() >= 0 and ids.max() < a.ne[1]), f"{node!r}: no such row"
+    ids = existing_ids(node)[0]  # [i2, i1, n]
     rows = np.take_along_axis(stored(a), ids[..., None], axis=2)
     return rows if node.type == a.type else decode(rows, a.type)
 
@@ -63,7 +63,7 @@ def get_rows(node: Tensor) -> Array:
 def set_rows(node: Tensor) -> None:
     """a[:, ids[i, p, q], p, q] = b[:, i, p, q]; writes into a, which the result views."""
     b = floats(node.src[0])
-    ids = integers(node.src[1])[0]
+    ids = existing_ids(node)[0]
     ids = np.tile(ids, (b.shape[0] // ids.shape[0], b.shape[1] // ids.shape[1], 1))
     np.put_along_axis(stored(node), ids[..., None], encode(b, node.type), axis=2)
 

@@ -46,6 +46,7 @@ REFERENCE: dict[Op, Run] = {
     Op.TOP_K: ops_rows.top_k,
     Op.MUL_MAT: ops_matmul.mul_mat,
     Op.MUL_MAT_ID: ops_matmul.mul_mat_id,
+    Op.MUL_MAT_ID_COLD: ops_matmul.mul_mat_id_cold,
     Op.SOFT_MAX: ops_attention.soft_max,
     Op.ROPE: ops_attention.rope,
     Op.FLASH_ATTN_EXT: ops_attention.flash_attn_ext,

@@ -22,6 +22,7 @@ from pyggml.backends.cpu.kernels.access import (
 )
 from pyggml.backends.cpu.kernels.block_writers import WRITERS
 from pyggml.backends.cpu.kernels.blocks import BLOCKS
+from pyggml.backends.cpu.kernels.faults import report_id
 from pyggml.backends.cpu.kernels.rows import STORED, Row, dst_row, src_row
 from pyggml.backends.cpu.kernels.simd import load, store
 from pyggml.backends.cpu.kernels.stored_rows import row_reader, row_writer
@@ -46,7 +47,7 @@ def index_at(node: int, s: Any, i: int, p: int, q: int) -> Any:
 def _get_rows_kernel(name: str, read_row: Any) -> None:
     """dst[:, i, p, q] = a[:, ids[i, p, q], p, q]; read_row(target, row, n).
 
-    A row that does not exist becomes NaN: visible, unlike the memory of another tensor.
+    A row that does not exist is reported and becomes NaN.
     """
     fill = Row(lambda x, c: c[0], sources=()).operation()
 
@@ -61,6 +62,7 @@ def _get_rows_kernel(name: str, read_row: Any) -> None:
             if 0 <= k < src_ne(node, 0, 1):
                 read_row(dst_row(node, r), row, n)
             else:
+                report_id(node, k)
                 fill(dst_row(node, r), 0, 0, n, NAN, ZERO, ZERO, ZERO)
 
     register_kernel(name, kernel)
@@ -72,20 +74,27 @@ for _name in (*PLAIN, *BLOCKS):
 
 @graph_kernel
 def add_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-    """dst[:, j, t] = a[:, j, t] + b[:, ids[j, t]]. Sources: a, ids, b."""
+    """dst[:, j, t] = a[:, j, t] + b[:, ids[j, t]]; an id of -1 adds nothing. Sources: a, ids, b."""
     n, ne1 = dst_ne(node, 0), dst_ne(node, 1)
     rows = ne1 * dst_ne(node, 2)
     for r in range(chunk_start(rows, chunk, n_chunks), chunk_start(rows, chunk + 1, n_chunks)):
-        row = src_data(node, 2) + index_at(node, 4, r % ne1, r // ne1, 0) * src_nb(node, 2, 1)
-        add_rows(dst_row(node, r), src_row(node, 0, r), row, n, ZERO, ZERO, ZERO, ZERO)
+        k = index_at(node, 4, r % ne1, r // ne1, 0)
+        if 0 <= k < src_ne(node, 2, 1):
+            row = src_data(node, 2) + k * src_nb(node, 2, 1)
+            add_rows(dst_row(node, r), src_row(node, 0, r), row, n, ZERO, ZERO, ZERO, ZERO)
+        else:
+            if k != -1:
+                report_id(node, k)
+            copy_row(dst_row(node, r), src_row(node, 0, r), 0, n, ZERO, ZERO, ZERO, ZERO)
 
 
+copy_row = Row(lambda x, c: x[0], unroll=2).operation()
 add_rows = Row(lambda x, c: x[0] + x[1], sources=("f32", "f32"), unroll=2).operation()
 
 
 # ---------------------------------------------------------------- set_rows
 def _set_rows_kernel(name: str, write_row: Any) -> None:
-    """a[:, ids[i, p, q], p, q] = b[:, i, p, q]; rows that do not exist are skipped.
+    """a[:, ids[i, p, q], p, q] = b[:, i, p, q]; rows that do not exist are reported.
 
     Sources: b, ids. Parameter: bytes of an id.
     """
@@ -102,6 +111,8 @@ def _set_rows_kernel(name: str, write_row: Any) -> None:
             target += p * dst_nb(node, 2) + q * dst_nb(node, 3)
             if 0 <= k < dst_ne(node, 1):
                 write_row(target, row, n)
+            else:
+                report_id(node, k)
 
     register_kernel(name, kernel)
 
@@ -123,6 +134,8 @@ def _set_elements_kernel(name: str, stored: str) -> None:
                 k = index_at(node, index_size, first + i, 0, 0)
                 if 0 <= k < limit:
                     store(target + k * step, load(bits, converted + size * i))
+                else:
+                    report_id(node, k)
 
     register_kernel(name, kernel)
 

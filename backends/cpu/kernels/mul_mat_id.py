@@ -21,7 +21,7 @@ from pyggml.backends.cpu.kernels.mul_mat import panel_product
 from pyggml.backends.cpu.kernels.mul_mat_float import BLOCK, WEIGHTS, float_tile
 from pyggml.backends.cpu.kernels.mul_mat_float import ROWS as FLOAT_ROWS
 from pyggml.backends.cpu.kernels.repack import panel_packer
-from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at
+from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at, source_row
 from pyggml.backends.cpu.kernels.simd import load, store
 from pyggml.backends.cpu.panels import GROUP, LAYOUTS, ROWS
 from pyggml.dtypes import GGMLType
@@ -55,7 +55,8 @@ def scatter(
 
 def _define_quantized(type: GGMLType) -> None:
     """Params: rows, n_used, units, group, bytes of an expert's weights, bytes of a column of
-    activations, blocks per row if the weights are rows, offset of scratch for panels."""
+    activations, blocks per row if the weights are rows, whether they are, and columns of
+    activations per token; 0: they are in the order of the route."""
     unit_bytes = LAYOUTS[type].unit_bytes
     pack, panel_times_columns = panel_packer(type), panel_product(type)
 
@@ -63,7 +64,7 @@ def _define_quantized(type: GGMLType) -> None:
         rows, n_used = param_int(node, 0), param_int(node, 1)
         units, group, expert_bytes = param_int(node, 2), param_int(node, 3), param_int(node, 4)
         column_bytes, file_blocks = param_int(node, 5), param_int(node, 6)
-        in_rows = param_int(node, 7) != 0
+        in_rows, per_token = param_int(node, 7) != 0, param_int(node, 8)
         route, panel_bytes, step = src_data(node, 2), units * unit_bytes, src_nb(node, 0, 1)
         tile = scratch(node, ith)
         n_panels = (rows + ROWS - 1) // ROWS
@@ -77,12 +78,19 @@ def _define_quantized(type: GGMLType) -> None:
             if in_rows:
                 p = tile + GROUP * COLUMN_BYTES
                 pack(w + ROWS * j * step, step, n_rows, p, file_blocks)
-            y = src_data(node, 1) + first * column_bytes
-            for c in range(0, count, GROUP):
-                end = min(count, c + GROUP)
-                target = tile - c * COLUMN_BYTES
-                panel_times_columns(p, units, n_rows, y, group, c, end, target, COLUMN_BYTES)
-                scatter(node, route, first + c, end - c, n_used, ROWS * j, n_rows, tile)
+            for c in range(0, count, group):
+                c0, c1, y = c, min(count, c + group), src_data(node, 1) + first * column_bytes
+                if per_token != 0:
+                    c0, c1 = 0, 1
+                    row = source_row(route, first + c, n_used, per_token)
+                    y = src_data(node, 1) + row * column_bytes
+                out = tile
+                if group == 1:
+                    out = out_address(node, slot_at(route, first + c), n_used) + 4 * ROWS * j
+                out -= c0 * COLUMN_BYTES
+                panel_times_columns(p, units, n_rows, y, group, c0, c1, out, COLUMN_BYTES)
+                if group != 1:
+                    scatter(node, route, first + c, c1 - c0, n_used, ROWS * j, n_rows, tile)
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 

@@ -155,3 +155,29 @@ def quantize_q8(node: int, ith: int, chunk: int, n_chunks: int) -> None:
 def quantize_q8_k(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     """F32 rows to q8_K."""
     _quantize_q8_k_rows(node, chunk, n_chunks)
+
+
+@graph_kernel
+def gather_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """Quantized columns, brought into the order of a route (source 1) and its groups.
+
+    Params: columns of the result and of source 0 per token, group, blocks per column, bytes of one.
+    """
+    n_used, per_token, group = param_int(node, 0), param_int(node, 1), param_int(node, 2)
+    blocks, nbytes, route = param_int(node, 3), param_int(node, 4), src_data(node, 1)
+    n, step = n_positions(route), group * nbytes
+    for i in range(chunk_start(n, chunk, n_chunks), chunk_start(n, chunk + 1, n_chunks)):
+        out = dst_data(node) + i // group * blocks * step + i % group * nbytes
+        row = source_row(route, i, n_used, per_token)
+        source = src_data(node, 0) + row * blocks * nbytes
+        for b in range(blocks):
+            if row < 0:
+                zero_block(out + b * step, nbytes)
+            else:
+                copy_block(out + b * step, source + b * nbytes, nbytes)
+
+
+@inline
+def copy_block(out: int, source: int, nbytes: int) -> None:
+    for i in range(0, nbytes, 8):
+        store(out + i, load(i8x8, source + i))

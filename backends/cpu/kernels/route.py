@@ -20,6 +20,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.faults import report_id
 from pyggml.backends.cpu.kernels.simd import load, store
 from pyggml.backends.cpu.panels import ROUTE_EXPERT_BYTES, ROUTE_HEAD_BYTES
 
@@ -61,10 +62,10 @@ def source_row(route: int, position: int, n_used: int, rows_per_token: int) -> A
 
 @graph_kernel
 def route_experts(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-    """Source 0: ids [n_used, n_tokens]; params: number of experts, group, offset of working memory
-    for a word per expert.
+    """Sources: ids [n_used, n_tokens] and, if only marked experts take part, a mark for each;
+    params: number of experts, group, offset of working memory for a word per expert.
 
-    Ids outside the experts take part in nothing.
+    An id of -1 takes part in nothing. Other ids outside the experts are reported.
     """
     route, n_experts, group = dst_data(node), param_int(node, 0), param_int(node, 1)
     n_used, n_tokens = src_ne(node, 0, 0), src_ne(node, 0, 1)
@@ -74,7 +75,9 @@ def route_experts(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     for t in range(n_tokens):
         for s in range(n_used):
             e = expert_id(node, t, s)
-            if e >= 0 and e < n_experts:
+            if e < -1 or e >= n_experts:
+                report_id(node, e)
+            elif takes_part(node, e):
                 store(words + 8 * e, load(int64, words + 8 * e) + 1)
     active, position = 0, 0
     for e in range(n_experts):
@@ -95,10 +98,19 @@ def route_experts(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     for t in range(n_tokens):
         for s in range(n_used):
             e = expert_id(node, t, s)
-            if e >= 0 and e < n_experts:
+            if e < n_experts and takes_part(node, e):
                 p = load(int64, words + 8 * e)
                 store(slots + 8 * p, int64(t * n_used + s))
                 store(words + 8 * e, p + 1)
+
+
+@inline
+def takes_part(node: int, e: int) -> Any:
+    """Whether an expert, or -1 and less, has columns here."""
+    if e < 0:
+        return False
+    marks = src_data(node, 1)
+    return marks == 0 or load(int32, marks + e * src_nb(node, 1, 0)) != 0
 
 
 @inline
