@@ -84,7 +84,7 @@ def fill(a: Tensor, value: float) -> Tensor:
 
 
 def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """a[:, j, t] + b[:, ids[j, t]]: a [n, n_used, n_tokens], b [n, n_expert]."""
+    """a[:, j, t] + b[:, ids[j, t]]: a [n, n_used, n_tokens], b [n, n_expert]; -1 adds nothing."""
     ok = a.ne[0] == b.ne[0] and a.ne[1:3] == ids.ne[:2] and ids.type == I32 and b.ne[2] == 1
     _check(ok, Op.ADD_ID, a, b, ids)
     return Tensor(a.type, a.ne, op=Op.ADD_ID, src=(a, b, ids))
@@ -215,13 +215,6 @@ def _experts(op: Op, weights: Tensor, b: Tensor, ids: Tensor, rest: tuple[Tensor
 
 
 # ---------------------------------------------------------------- gather, scatter, copy
-def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    """a[:, j, t] + b[:, ids[j, t]]; an id of -1 adds nothing."""
-    ok = a.ne[:3] == (b.ne[0], *ids.ne[:2]) and a.ne[3] == 1 and ids.type == I32
-    _check(ok and b.ne[2:] == ids.ne[2:] == (1, 1), Op.ADD_ID, a, b, ids)
-    return Tensor(a.type, a.ne, op=Op.ADD_ID, src=(a, b, ids))
-
-
 def get_rows(a: Tensor, ids: Tensor) -> Tensor:
     """Rows a[:, ids], dequantized to F32 (I32 stays I32): [ne0, n, i1, i2]."""
     ok = a.ne[2] == ids.ne[1] and a.ne[3] == ids.ne[2] and ids.ne[3] == 1 and ids.type == I32

@@ -7,6 +7,7 @@ tails.
 
 import cases_attention
 import cases_elementwise
+import cases_experts
 import cases_products
 import cases_recurrent
 import cases_rows
@@ -18,5 +19,6 @@ CASES: list[Case] = [
     *cases_attention.CASES,
     *cases_products.CASES,
     *cases_recurrent.CASES,
+    *cases_experts.CASES,
 ]
 assert len({case.name for case in CASES}) == len(CASES), "two cases of one name"

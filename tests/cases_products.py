@@ -66,12 +66,6 @@ def _batched_products() -> Iterator[Case]:
             ),
             1e-12 if type in EXACT_PRODUCTS else 5e-4,
         )
-    yield Case(
-        "mul_mat_id-absent",
-        lambda x: b.mul_mat_id(x(64, 24, 6), x(64, 1, 7), x.ids(3, 7, low=-1, high=6)),
-        1e-12,
-        missing="an id of -1 is ours",
-    )
 
 
 CASES = [*_products(), *_batched_products()]

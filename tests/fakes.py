@@ -262,14 +262,22 @@ def _mul_mat(node: Tensor, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(b, np.swapaxes(a, -1, -2))
 
 
-def _mul_mat_id(node: Tensor, a: np.ndarray, b: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def _mul_mat_id(
+    node: Tensor, a: np.ndarray, b: np.ndarray, ids: np.ndarray, *into: np.ndarray
+) -> np.ndarray:
     """Experts [n_expert, n, k], rows [n_tokens, n_b, k] -> [n_tokens, n_used, n]."""
     experts, rows, table = a[0], b[0], ids[0, 0]
-    picked = [
-        [experts[e] @ rows[t, i % rows.shape[1]] for i, e in enumerate(used)]
-        for t, used in enumerate(table)
-    ]
-    return np.array(picked, np.float32)
+    out = into[0][0].copy() if into else np.full(node.ne[2::-1], np.nan, np.float32)
+    for t, i in np.argwhere(table >= 0):
+        out[t, i] = experts[table[t, i]] @ rows[t, i % rows.shape[1]]
+    return out
+
+
+def _mul_mat_id_cold(
+    node: Tensor, a: np.ndarray, b: np.ndarray, ids: np.ndarray, cold: np.ndarray, *into: np.ndarray
+) -> np.ndarray:
+    chosen = np.where((ids >= 0) & (cold.ravel()[ids] != 0), ids, -1)
+    return _mul_mat_id(node, a, b, chosen, *into)
 
 
 KERNELS: dict[Op, Callable[..., np.ndarray]] = {
@@ -282,6 +290,7 @@ KERNELS: dict[Op, Callable[..., np.ndarray]] = {
     Op.SUM_ROWS: lambda node, a: np.sum(a, -1, keepdims=True),
     Op.MUL_MAT: _mul_mat,
     Op.MUL_MAT_ID: _mul_mat_id,
+    Op.MUL_MAT_ID_COLD: _mul_mat_id_cold,
     Op.GET_ROWS: lambda node, a, ids: a[0, 0][ids[0, 0, 0]],
 }
 

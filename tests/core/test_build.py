@@ -23,6 +23,7 @@ def t(*ne: int, type: GGMLType = F32, name: str = "") -> Tensor:
     return new_tensor(type, *ne, name=name)
 
 
+EXPERTS = (t(4, 5, 8), t(4, 1, 7), t(2, 7, type=I32))
 FLASH = p.FlashAttnParams(1.0)
 MASKED = p.FlashAttnParams(1.0, max_bias=8.0)
 
@@ -41,6 +42,12 @@ RESULTS: dict[str, tuple[Callable[[], Tensor], Op, GGMLType, tuple[int, ...]]] =
     "mul_mat_id": (
         lambda: build.mul_mat_id(t(32, 5, 8, type=Q4_0), t(32, 1, 7), t(2, 7, type=I32)),
         *(Op.MUL_MAT_ID, F32, (5, 2, 7)),
+    ),
+    "mul_mat_id_cold": (
+        lambda: build.mul_mat_id_cold(
+            *(t(32, 5, 8, type=Q4_0), t(32, 2, 7), t(2, 7, type=I32), t(8, type=I32))
+        ),
+        *(Op.MUL_MAT_ID_COLD, F32, (5, 2, 7)),
     ),
     "get_rows": (
         lambda: build.get_rows(t(32, 9, 2, type=Q4_0), t(3, 2, type=I32)),
@@ -102,6 +109,12 @@ REFUSED: dict[str, Callable[[], Tensor]] = {
     "mul_mat_id tokens": lambda: build.mul_mat_id(t(4, 5, 8), t(4, 1, 7), t(2, 6, type=I32)),
     "mul_mat_id rows": lambda: build.mul_mat_id(t(4, 5, 8), t(4, 2, 7), t(3, 7, type=I32)),
     "mul_mat_id types": lambda: build.mul_mat_id(t(4, 5, 8), t(4, 1, 7), t(2, 7, type=I64)),
+    "mul_mat_id no rows": lambda: build.mul_mat_id(t(4, 5, 8), t(4, 0, 7), t(2, 7, type=I32)),
+    "mul_mat_id into": lambda: build.mul_mat_id(*EXPERTS, into=t(5, 2, 6)),
+    "mul_mat_id into type": lambda: build.mul_mat_id(*EXPERTS, into=t(5, 2, 7, type=F16)),
+    "mul_mat_id_cold marks": lambda: build.mul_mat_id_cold(*EXPERTS, t(7, type=I32)),
+    "mul_mat_id_cold mark type": lambda: build.mul_mat_id_cold(*EXPERTS, t(8)),
+    "mul_mat_id_cold into": lambda: build.mul_mat_id_cold(*EXPERTS, t(8, type=I32), into=t(5, 14)),
     "get_rows types": lambda: build.get_rows(t(4, 9), t(3)),
     "get_rows": lambda: build.get_rows(t(4, 9, 2), t(3, 3, type=I32)),
     "set_rows": lambda: build.set_rows(t(4, 9), t(4, 3), t(2, type=I64)),

@@ -12,6 +12,7 @@ from pyggml import formulas
 from pyggml import params as p
 from pyggml.backends.reference.device import RefDevice
 from pyggml.dtypes import GGMLType
+from pyggml.errors import IdError
 from pyggml.ops import GluOp, Op, RopeMode, UnaryOp
 
 DEVICE = RefDevice()
@@ -94,7 +95,7 @@ def test_get_and_set_rows() -> None:
 
 
 def test_get_rows_refuses_rows_that_do_not_exist() -> None:
-    with pytest.raises(AssertionError, match="no such row"):
+    with pytest.raises(IdError, match=r"asks for row 3.*\nthere are 0 to 2$"):
         run(lambda x: b.get_rows(x(4, 3), given(x, [3], I32)))
 
 
@@ -136,6 +137,26 @@ def test_experts_and_absent_experts() -> None:
     )
     untouched = np.frombuffer(b"\xaa" * 4, np.float32)[0]
     assert out.tolist() == [7, untouched]
+
+
+def test_cold_experts_complete_another_product() -> None:
+    experts = [[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]]
+    out = run(
+        lambda x: b.mul_mat_id_cold(
+            given(x, experts),
+            given(x, [[[5.0, 7.0]]]),
+            given(x, [[2, 1, 0, -1]], I32),
+            given(x, [1, 0, 1], I32),
+            into=given(x, [[[0.25], [0.5], [0.75], [1.0]]]),
+        )
+    )
+    assert out.tolist() == [12, 0.5, 5, 1]
+
+
+def test_no_expert_adds_nothing() -> None:
+    a, bias = [[[1.0, 2.0], [3.0, 4.0]]], [[10.0, 20.0]]
+    out = run(lambda x: b.add_id(given(x, a), given(x, bias), given(x, [[-1, 0]], I32)))
+    assert out.tolist() == [[1, 2], [13, 24]]
 
 
 def test_softmax_with_mask_and_sink() -> None:

@@ -7,6 +7,7 @@ from sched_graphs import I32, input_leaf, names, place, scheduler, weight
 
 from pyggml import build
 from pyggml.backend import DeviceType, Status
+from pyggml.errors import IdError
 from pyggml.graph import build_graph
 from pyggml.ops import Op
 from pyggml.sched import Scheduler
@@ -113,6 +114,51 @@ def test_only_used_experts_are_copied(late: bool) -> None:
     # the first product reads the ids before they are copied, the others share one read
     assert gets == ["CPU get ids", "CUDA0 get CUDA0#ids#0"]
     np.testing.assert_array_equal(result, run_moe(scheduler(host), host, used))
+
+
+def test_absent_experts_are_not_copied() -> None:
+    host = cpu()
+    gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
+    gpu.trace = host.trace
+    run_moe(scheduler(gpu, host), host, [[-1, 2], [2, -1]])
+    sets = [t.split()[-1] for t in host.trace if " set " in t]
+    assert sets == ["128+128"] * 3
+    run_moe(scheduler(gpu, host), host, [[-1, -1]])
+    assert not any(" set " in t for t in host.trace)
+
+
+def test_experts_that_do_not_exist_are_not_copied() -> None:
+    host = cpu()
+    gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
+    with pytest.raises(IdError, match="MUL_MAT_ID a: .*ids.* asks for expert 8"):
+        run_moe(scheduler(gpu, host), host, [[1, 8]])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_cold_experts_continue_a_product_of_another_device(late: bool) -> None:
+    """Its rows are copied once; the result takes the place of the copy."""
+    host, gpu = cpu(), FakeDevice("CUDA0", refused=[Op.MUL_MAT_ID_COLD], is_late=late)
+    gpu.trace = host.trace
+    x = input_leaf(4, 1, 2, name="x")
+    tables = [[[1, -1], [-1, 3]], [[1, 0], [2, 3]]]  # of the hot experts 1 and 3, and of all
+    hot_ids, ids = (new_tensor(I32, 2, 2, name=n).as_input() for n in ("hot_ids", "ids"))
+    marks = new_tensor(I32, 4, name="marks").as_input()
+    experts = weight(host, 4, 4, 4, name="experts")
+    copy = weight(gpu, 4, 4, 4, name="copy")  # of the same seed
+    hot = build.mul_mat_id(copy, x, hot_ids).named("hot")
+    joined = build.mul_mat_id_cold(experts, x, ids, marks, into=hot).named("joined")
+    result = build.scale(joined, 1.0)
+    sched = scheduler(gpu, host)
+    place(sched, result)
+    write(x, np.random.default_rng(1).standard_normal((2, 1, 4)))
+    write(hot_ids, tables[0])
+    write(ids, tables[1])
+    write(marks, [1, 0, 1, 0])
+    assert sched.graph_compute(build_graph([result])) == Status.SUCCESS
+    into = joined.src[4]
+    assert into is not None and into.name == "CPU#hot#0" and into.data == joined.data
+    picked = read(experts)[0][tables[1]]  # [n_tokens, n_used, n, k]
+    np.testing.assert_allclose(read(result)[0], picked @ read(x)[0, :, 0, :, None][:, None, :, 0])
 
 
 def test_no_tokens_copy_no_experts() -> None:

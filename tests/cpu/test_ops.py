@@ -136,27 +136,6 @@ def test_kernels_for_older_cpus(target: Target) -> None:
     assert wrong == []
 
 
-# ---------------------------------------------------------------- rows that do not exist
-def test_get_rows_gives_nan_for_a_row_that_does_not_exist(cpu: CpuBackend) -> None:
-    ids = np.array([1, 3, -1])
-    out = run(lambda x: b.get_rows(x(8, 3), x.given(ids, I32)), cpu)[0, 0]
-    assert np.isfinite(out[0]).all() and np.isnan(out[1:]).all()
-
-
-@pytest.mark.parametrize("width", [1, 8])
-def test_set_rows_skips_a_row_that_does_not_exist(width: int, cpu: CpuBackend) -> None:
-    ids = np.array([1, 3, -1])
-    on_cpu = place(
-        Case("one", lambda x: b.set_rows(x(width, 3), x(width, 3), x.given(ids, GGMLType.I64))),
-        DEVICE.buffer_type(),
-    )
-    out = on_cpu.run(cpu)[0, 0]
-    target, source = list(on_cpu.leafs.values())[:2]
-    assert out[1].tolist() == source[0].tolist()
-    assert out[[0, 2]].tolist() == target[[0, 2]].tolist()
-    assert on_cpu.untouched()
-
-
 # ---------------------------------------------------------------- sorting
 def test_equal_values_keep_their_order(cpu: CpuBackend) -> None:
     row = np.array([1, 0, 1, 0, 1], np.float32)
