@@ -295,37 +295,6 @@ def test_in_place_may_leave_the_buffer(stay: bool) -> None:
     assert same_type.nodes[0].data == same_type.leafs[0].data
 
 
-def products(n_used: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """x, and a product of experts that the second continues; all of one layout."""
-    weights, x = leaf(8, 8, 4), build.scale(leaf(8, n_used, 3), 2.0)
-    ids, cold = (new_tensor(build.I32, *ne) for ne in ((n_used, 3), (4,)))
-    hot = build.mul_mat_id(weights, x, ids)
-    return x, hot, build.mul_mat_id_cold(weights, x, ids, cold, into=hot)
-
-
-def test_a_product_takes_the_place_of_what_it_continues() -> None:
-    x, hot, cold = products()
-    assert x.same_layout(hot) and hot.same_layout(cold)
-    allocate(cold)
-    assert cold.data == hot.data != x.data
-
-
-def test_a_product_never_takes_the_place_of_its_activations() -> None:
-    x, hot, _ = products()
-    allocate(hot)
-    assert hot.data != x.data
-
-
-def test_what_others_need_is_continued_elsewhere() -> None:
-    _, hot, cold = products()
-    allocate(build.add(hot, cold))
-    assert cold.data != hot.data
-    _, hot, cold = products()
-    hot.as_output()
-    allocate(cold)
-    assert cold.data != hot.data
-
-
 def test_output_parent_is_not_overwritten() -> None:
     x = leaf(16)
     y = build.scale(x, 2.0).as_output()
