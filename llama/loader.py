@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ log = logging.getLogger("pyggml.loader")
 MAP_ALIGNMENT = 32  # tensors that lie less well in the file are copied
 NUMA_MODES = ("distribute", "isolate", "numactl")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
+SINGLE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 Progress = Callable[[float], bool]  # share of the bytes that is loaded -> False cancels
 
 
@@ -212,7 +214,10 @@ def _list(unknown: Set[str]) -> str:
     if not unknown:
         return ""
     names = ", ".join(sorted(unknown)[:4])
-    return f"\nunknown tensors: {names}{', ...' if len(unknown) > 4 else ''}"
+    hint = ""
+    if any(SINGLE_EXPERT.fullmatch(name) for name in unknown):
+        hint = "\nthere is one tensor per expert, as in files of 2023: convert the model again"
+    return f"\nunknown tensors: {names}{', ...' if len(unknown) > 4 else ''}{hint}"
 
 
 def _new_tensor(want: Want, source: GgufTensor) -> Tensor:

@@ -35,7 +35,7 @@ def experts(
     n_expert = kv.get_int(f"{a}.expert_count")
     if not 1 <= n_expert <= MAX_EXPERTS:
         raise ModelError(f"{a}.expert_count is {n_expert}; it must lie in 1..{MAX_EXPERTS}")
-    n_used = tuple(kv.get_per_layer(f"{a}.expert_used_count", hp.n_layer))
+    n_used = _n_used(kv, hp)
     for n in n_used:
         if not 1 <= n <= n_expert:
             raise ModelError(
@@ -54,6 +54,12 @@ def experts(
     )
     _check(a, found)
     return found
+
+
+def _n_used(kv: Metadata, hp: HParams) -> tuple[int, ...]:
+    """How many experts a token has in each layer."""
+    n = kv.get_per_layer(f"{hp.arch}.expert_used_count", hp.n_layer + hp.n_nextn)
+    return tuple(n[: hp.n_layer])
 
 
 def _check(arch: str, e: Experts) -> None:
@@ -79,8 +85,8 @@ def _check(arch: str, e: Experts) -> None:
 
 def expert_width(kv: Metadata, hp: HParams) -> int:
     """expert_feed_forward_length, or an equal share of feed_forward_length per used expert."""
-    n_used = max(1, *kv.get_per_layer(f"{hp.arch}.expert_used_count", hp.n_layer))
-    return kv.get_int(f"{hp.arch}.expert_feed_forward_length", 0) or hp.n_ff[0] // n_used
+    width = kv.get_int(f"{hp.arch}.expert_feed_forward_length", 0)
+    return width or hp.n_ff[0] // max(1, *_n_used(kv, hp))
 
 
 def leading_dense(kv: Metadata, hp: HParams, default: int | None = None) -> int:
@@ -284,7 +290,7 @@ def _route(
     if bias is not None:
         # it only balances the choice: the weights are those without it
         selection = b.add(probs, bias, "ffn_moe_probs_biased", il)
-    if e.n_groups > 1:
+    if e.n_groups > 1 and selection.ne[1]:
         selection = _best_groups(b, selection, e, il)
     ids = build.argsort_top_k(selection, e.n_used[il])
     order = ids.src[0]
@@ -377,9 +383,11 @@ def _activate(b: Builder, layer: Layer, x: Tensor, ids: Tensor, act: Activation)
 def _linear(b: Builder, layer: Layer, part: str, x: Tensor, ids: Tensor) -> Tensor:
     """Each expert's matrix times its column, scaled and biased if the layer says so."""
     il, key, name = layer.il, f"ffn_{part}_exps", f"ffn_moe_{part}"
-    y = b.name(build.mul_mat_id(layer[f"{key}.weight"], x, ids), name, il)
+    y = build.mul_mat_id(layer[f"{key}.weight"], x, ids)
     scale, bias = layer.get(f"{key}.scale"), layer.get(f"{key}.bias")
-    if scale is not None:
+    if scale is None:
+        b.name(y, name, il)
+    else:
         n_expert, n_tokens = scale.ne[0], ids.ne[1]
         rows = build.repeat_to(build.reshape(scale, 1, n_expert), (1, n_expert, n_tokens, 1))
         y = b.name(build.mul(y, build.get_rows(rows, ids)), f"{name}_scaled", il)

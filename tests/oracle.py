@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -77,6 +77,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "llama_memory_seq_add": (None, POINTER, INT32, INT32, INT32, INT32),
     "llama_decode": (INT32, POINTER, Batch),
     "llama_get_logits": (POINTER, POINTER),
+    "ggml_get_name": (ctypes.c_char_p, POINTER),
 }
 
 
@@ -123,7 +124,9 @@ class LlamaCpp:
         kv_type: str | tuple[str, str] = "F32",
         flash_attention: bool | None = False,
         repack: bool = False,
+        watch: Callable[[str], None] | None = None,
     ) -> None:
+        """`watch` hears the name of every node before it is computed."""
         self.path, self._c, self._close = path, library(), ExitStack()
         model_params = self._c.llama_model_default_params()
         model_params.n_gpu_layers = 0
@@ -140,6 +143,9 @@ class LlamaCpp:
         params.flash_attn_type = -1 if flash_attention is None else int(flash_attention)
         type_k, type_v = (kv_type, kv_type) if isinstance(kv_type, str) else kv_type
         params.type_k, params.type_v = KV_TYPES[type_k], KV_TYPES[type_v]
+        if watch is not None:
+            self._callback = _node_callback(self._c, watch)
+            params.cb_eval = ctypes.cast(self._callback, POINTER)
         self._context = self._c.llama_init_from_model(self._model, params)
         if not self._context:
             self._close.close()
@@ -219,6 +225,18 @@ class LlamaCpp:
         with LlamaServer(self.path) as server:
             prompt: str = server.post("/apply-template", messages=messages)["prompt"]
         return prompt
+
+
+def _node_callback(c: ctypes.CDLL, watch: Callable[[str], None]) -> Any:
+    """A ggml_backend_sched_eval_callback that asks for no data."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, POINTER, ctypes.c_bool, POINTER)
+    def callback(tensor: int, ask: bool, _: object) -> bool:
+        if ask:
+            watch(c.ggml_get_name(tensor).decode())
+        return not ask
+
+    return callback
 
 
 class LlamaServer:

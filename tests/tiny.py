@@ -314,6 +314,8 @@ def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> N
     *_, part, kind = name.split(".")
     if part in TOP_ONLY:
         return rope_factors(part, size["n_rot"] // 2)
+    if part.isdigit():  # of one expert: ffn_up.3
+        part = name.split(".")[-3]
     gain = {**GAINS, **row.gains}.get(part, 1.0)
     shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
     if kind == "bias":
