@@ -309,10 +309,10 @@ def test_types_of_experts(weight_type: str, tmp_path: Path) -> None:
         assert kl(theirs.logits(ids), ours.logits(ids, all=True)).max() < 2e-3
 
 
-@pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("variant", ["qwen2moe", "bailingmoe2"])
+@pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("variant", ["qwen2moe", "glm4moe"])
 def test_quantized_models(variant: str, weight_type: str, tmp_path: Path) -> None:
-    """Experts are chosen by comparing, so rounding sends some tokens to others, in groups more."""
+    """Experts are chosen by comparing, so rounding sends some tokens to others."""
     path = write_tiny(tmp_path / "m.gguf", variant, weight_type=weight_type)
     with LlamaCpp(path, n_ctx=256) as theirs, load(path, **EXACT) as ours:
         ids = prompt(theirs.n_vocab, 100)
@@ -320,7 +320,7 @@ def test_quantized_models(variant: str, weight_type: str, tmp_path: Path) -> Non
     assert np.median(distances) < 2e-3
 
 
-@pytest.mark.parametrize("weight_type", ["F32", "F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("weight_type", ["F32", "Q4_0", "Q8_0", "Q4_K"])
 def test_logits_do_not_depend_on_ubatch_threads_or_layout(weight_type: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "qwen2moe", weight_type=weight_type)
     with load(path, n_threads=1, **EXACT) as one:
