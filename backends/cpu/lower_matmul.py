@@ -10,6 +10,8 @@ from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
 from pyggml.backends.cpu.panels import (
     FEW_COLUMNS,
     FLOAT_GROUP,
+    FLOAT_ROWS,
+    FLOAT_SUMS,
     GROUP,
     LAYOUTS,
     ROWS,
@@ -25,6 +27,7 @@ FLOATS = (F32, F16, GGMLType.BF16)
 
 # Activations of a block of columns stay in the second-level cache while all weights pass.
 BLOCK_BYTES = 256 << 10
+FLOAT_BLOCK_BYTES = 512 << 10  # of weights, while all columns pass
 
 Steps = Generator[Step, None, Work]
 
@@ -216,7 +219,13 @@ def _padded(n: int) -> int:
 
 def _padded_row(k: int) -> int:
     """Bytes of a packed column."""
-    return -(-k // 8) * 32
+    return -(-k // 16) * 64
+
+
+def _rows_at_once(weights: Tensor) -> int:
+    """Rows that stay in the second-level cache while all columns pass; a multiple of 8."""
+    fit = FLOAT_BLOCK_BYTES // max(1, weights.type.row_size(weights.ne[0]))
+    return max(16, min(FLOAT_ROWS, fit // 8 * 8))
 
 
 @lowering(Op.MUL_MAT, supports_float)
@@ -243,10 +252,11 @@ def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         planes.planes3,
         planes.repeat2,
         planes.repeat3,
-        max(1, BLOCK_BYTES // max(1, FLOAT_GROUP * _padded_row(k))) * FLOAT_GROUP,
+        _rows_at_once(weights),
         *x_nb,
         *planes.out_nb,
     )
     n_items = -(-rows // 8) * planes.planes2 * planes.planes3
     name = f"mul_mat_{weights.type.name.lower()}"
-    yield Step(name, ctx.chunks(n_items), node, (weights, source), params)
+    scratch = FLOAT_SUMS if x_nb[0] == 0 else 0
+    yield Step(name, ctx.chunks(n_items), node, (weights, source), params, scratch=scratch)

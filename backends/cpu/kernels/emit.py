@@ -239,6 +239,39 @@ def tile_zero(lanes: int, n: int) -> Any:
     return intrinsic(zeros)
 
 
+def tile_load(lanes: int, n: int) -> Any:
+    """Operation (address) -> n accumulators that lie one after the other."""
+    vec, tile = Vec("f32", lanes), tile_type(lanes, n)
+
+    def operation(_: Any, address: Any) -> Typed:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            result = ir.Constant(context.get_value_type(tile), ir.Undefined)
+            for i in range(n):
+                v = load_vector(builder, vec, at(builder, args[0], 4 * lanes * i))
+                result = builder.insert_value(result, v.value, i)
+            return result
+
+        return tile(types.intp), codegen
+
+    return intrinsic(operation)
+
+
+def tile_save(lanes: int, n: int) -> Any:
+    """Operation (accumulators, address) that `tile_load` takes back."""
+    vec, tile = Vec("f32", lanes), tile_type(lanes, n)
+
+    def operation(_: Any, acc: Any, address: Any) -> Typed:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            for i in range(n):
+                v = V(builder, vec, builder.extract_value(args[0], i))
+                v.store(at(builder, args[1], 4 * lanes * i))
+            return context.get_dummy_value()
+
+        return types.void(tile, types.intp), codegen
+
+    return intrinsic(operation)
+
+
 Emit = Callable[[Any, list[V], Sequence[Any]], list[V]]
 
 

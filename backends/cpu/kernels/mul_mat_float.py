@@ -1,11 +1,14 @@
 """F32, F16 and BF16 weights times F32 activations.
 
-The order of addition is the same everywhere: value k of a row goes to lane k mod 8 of one vector,
-by fma in the order of k; at the end the lanes are added as ((0+4)+(2+6)) + ((1+5)+(3+7)). Values
-past the end of a row count as 0.
+The order of addition is the same everywhere: value k of a row goes to lane k mod 16 of one vector,
+by fma in the order of k; at the end the lanes are folded: 8 and 8, 4 and 4, 2 and 2, 1 and 1.
+Values past the end of a row count as 0.
 
 Activations are read where they are, one column at a time, or from groups of FLOAT_GROUP columns
-that `pack_columns` has laid side by side: block by block of 8 values, padded with zeros.
+that `pack_columns` has laid side by side: block by block of 16 values, padded with zeros. Many
+columns are computed in pieces of FLOAT_PIECE values, whose sums wait in scratch memory, so that
+a group's piece stays in the first-level cache while some rows of weights pass, and these rows stay
+in the second-level cache while all columns pass.
 """
 
 from __future__ import annotations
@@ -23,21 +26,26 @@ from pyggml.backends.cpu.kernels.access import (
     inline,
     param_int,
     register_kernel,
+    scratch,
     src_data,
     src_nb,
     src_ne,
 )
 from pyggml.backends.cpu.kernels.emit import (
     V,
+    at,
     first_lanes,
     load_masked,
     load_vector,
+    tile_load,
     tile_operation,
+    tile_save,
     tile_store,
     tile_zero,
 )
 from pyggml.backends.cpu.kernels.quantize import row_address
 from pyggml.backends.cpu.kernels.simd import (
+    HAS_AVX2,
     HAS_AVX512,
     I32,
     I64,
@@ -46,21 +54,19 @@ from pyggml.backends.cpu.kernels.simd import (
     half_to_float,
     load,
     load_f16,
-    prefetch,
     store,
     zero,
 )
-from pyggml.backends.cpu.panels import FLOAT_GROUP
+from pyggml.backends.cpu.panels import FLOAT_GROUP, FLOAT_PIECE
 from pyggml.dtypes import GGMLType
 
-# With 512-bit vectors each holds two rows.
-LANES = 16 if HAS_AVX512 else 8
-VECTORS = 4  # of weights in a tile
-ROWS = VECTORS * LANES // 8
-COLUMNS = 6 if HAS_AVX512 else 3
-BLOCK = 32  # bytes of 8 packed values
+LANES = 16
+# Sums of a tile of many columns fill the registers: of 512, 256 or 128 bits.
+ROWS, COLUMNS = (4, 6) if HAS_AVX512 else (2, 3) if HAS_AVX2 else (1, 3)
+COLUMN_ROWS = 4  # of a tile of one column
+BLOCK = 64  # bytes of 16 packed values
 LINE = 64  # bytes of a cache line
-AHEAD = 1024  # bytes from what is multiplied to what is fetched
+SUMS_BYTES = ROWS * COLUMNS * 4 * LANES
 
 Widen = Callable[[V], V]
 
@@ -88,30 +94,31 @@ WEIGHTS: dict[GGMLType, tuple[str, Widen]] = {
 }
 
 
-def _step_operation(type: GGMLType, columns: int, masked: bool) -> Any:
+def _step_operation(
+    type: GGMLType, rows: int, columns: int, *, blocks: int = 1, masked: bool = False
+) -> Any:
     """Operation (acc, weights, bytes between rows, last row, activations, bytes between columns,
-    values): 8 values of each row times each column; `values` counts them if masked."""
+    values): blocks of 16 values of each row times each column; `values` counts them if masked."""
     elem, widen = WEIGHTS[type]
-    vec, y_vec = Vec(elem, 8), Vec("f32", 8)
+    vec, y_vec = Vec(elem, LANES), Vec("f32", LANES)
 
     def emit(b: Any, acc: list[V], args: Sequence[Any]) -> list[V]:
         w, w_step, last, y, y_step, values = args
-        mask = first_lanes(b, 8, b.trunc(values, I32)) if masked else None
-        xs = []
-        for c in range(columns):
-            x = _load(b, y_vec, b.add(y, b.mul(y_step, ir.Constant(I64, c))), mask)
-            xs.append(x.concat(x) if LANES == 16 else x)
+        mask = first_lanes(b, LANES, b.trunc(values, I32)) if masked else None
+        columns_at = [b.add(y, b.mul(y_step, ir.Constant(I64, c))) for c in range(columns)]
+        xs = [
+            [_load(b, y_vec, at(b, a, BLOCK * i), mask) for a in columns_at] for i in range(blocks)
+        ]
         result = list(acc)
-        per_vector = LANES // 8
-        for i in range(VECTORS):  # one vector of weights at a time: registers are scarce
-            at_rows = range(per_vector * i, per_vector * (i + 1))
-            parts = [_load(b, vec, _row(b, w, w_step, last, r), mask) for r in at_rows]
-            v = widen(parts[0].concat(parts[1]) if LANES == 16 else parts[0])
-            for c, x in enumerate(xs):
-                result[c * VECTORS + i] = v.fma(x, acc[c * VECTORS + i])
+        for r in range(rows):  # one vector of weights at a time: registers are scarce
+            row = _row(b, w, w_step, last, r)
+            for i in range(blocks):
+                v = widen(_load(b, vec, at(b, row, LANES * type.type_size * i), mask))
+                for c, x in enumerate(xs[i]):
+                    result[c * rows + r] = v.fma(x, result[c * rows + r])
         return result
 
-    return tile_operation(LANES, VECTORS * columns, emit)
+    return tile_operation(LANES, rows * columns, emit)
 
 
 def _row(b: Any, w: Any, step: Any, last: Any, r: int) -> Any:
@@ -126,45 +133,69 @@ def _load(b: Any, vec: Vec, address: Any, mask: Any) -> V:
     return load_masked(b, vec, address, mask)
 
 
-def _sums(acc: list[V]) -> list[V]:
-    """Accumulators to one vector of row sums per column."""
-    return [_row_sums(acc[i : i + VECTORS]) for i in range(0, len(acc), VECTORS)]
+def _column_sums(rows: int) -> Callable[[list[V]], list[V]]:
+    """Function: accumulators to one vector of row sums per column."""
+    return lambda acc: [_row_sums(acc[i : i + rows]) for i in range(0, len(acc), rows)]
 
 
 def _row_sums(vectors: list[V]) -> V:
-    """Sums of the lanes of each row, one lane per row; halves of 128 bits stay apart."""
-    if LANES == 16:
-        low, high = range(8), range(8, 16)
-        vectors = [v.pick(half) for v in vectors for half in (low, high)]
-    n = len(vectors)
-    # row r and row r + n/2 share a vector from here on
-    half = n // 2
-    four = [
-        vectors[r].pick([0, 1, 2, 3, 8, 9, 10, 11], vectors[r + half])
-        + vectors[r].pick([4, 5, 6, 7, 12, 13, 14, 15], vectors[r + half])
-        for r in range(half)
+    """The sum of the lanes of each vector (1, 2 or 4 of them), one lane per vector."""
+    for n in (8, 4):
+        vectors = [v.pick(range(n)) + v.pick(range(n, 2 * n)) for v in vectors]
+    if len(vectors) == 1:
+        pairs = vectors[0].pick([0, 1]) + vectors[0].pick([2, 3])
+        return pairs.pick([0]) + pairs.pick([1])
+    twos = [
+        v.pick([0, 1, 4, 5], w) + v.pick([2, 3, 6, 7], w)
+        for v, w in zip(vectors[::2], vectors[1::2], strict=True)
     ]
-    two = [
-        four[r].pick([0, 1, 8, 9, 4, 5, 12, 13], four[r + 1])
-        + four[r].pick([2, 3, 10, 11, 6, 7, 14, 15], four[r + 1])
-        for r in range(0, half, 2)
-    ]
-    if n == 8:
-        return two[0].pick([0, 2, 8, 10, 4, 6, 12, 14], two[1]) + two[0].pick(
-            [1, 3, 9, 11, 5, 7, 13, 15], two[1]
-        )
-    return two[0].pick([0, 2, 4, 6]) + two[0].pick([1, 3, 5, 7])
+    if len(twos) == 1:
+        return twos[0].pick([0, 2]) + twos[0].pick([1, 3])
+    return twos[0].pick([0, 2, 4, 6], twos[1]) + twos[0].pick([1, 3, 5, 7], twos[1])
 
 
 # ---------------------------------------------------------------- kernels
-def float_tile(type: GGMLType, columns: int) -> Any:
-    """Inline function that computes a tile of ROWS rows and `columns` columns over all of k."""
-    zeros = tile_zero(LANES, VECTORS * columns)
-    step = _step_operation(type, columns, False)
-    rest = _step_operation(type, columns, True)
-    finish = tile_store(LANES, VECTORS * columns, _sums)
-    w_bytes = 8 * type.type_size
-    per_line = LINE // type.type_size
+def float_column(type: GGMLType) -> Any:
+    """Inline function: up to COLUMN_ROWS rows, w_step bytes apart, times one column; results are
+    out_step bytes apart."""
+    blocks = LINE // (LANES * type.type_size)
+    zeros = tile_zero(LANES, COLUMN_ROWS)
+    line = _step_operation(type, COLUMN_ROWS, 1, blocks=blocks)
+    step = _step_operation(type, COLUMN_ROWS, 1)
+    rest = _step_operation(type, COLUMN_ROWS, 1, masked=True)
+    finish = tile_store(LANES, COLUMN_ROWS, _column_sums(1))
+    w_bytes = LANES * type.type_size
+
+    @inline
+    def column(w: int, w_step: int, n_rows: int, y: int, k: int, out: int, out_step: int) -> None:
+        acc, last = zeros(), n_rows - 1
+        n_lines = k // (LANES * blocks)
+        for _ in range(n_lines):
+            acc = line(acc, w, w_step, last, y, 0, 0)
+            w += LINE
+            y += BLOCK * blocks
+        for _ in range(k // LANES - n_lines * blocks):
+            acc = step(acc, w, w_step, last, y, 0, 0)
+            w += w_bytes
+            y += BLOCK
+        if k % LANES != 0:
+            acc = rest(acc, w, w_step, last, y, 0, k % LANES)
+        finish(acc, out, out_step, 1, n_rows)
+
+    return column
+
+
+def _float_tile(type: GGMLType) -> Any:
+    """Inline function: ROWS rows times COLUMNS packed columns, values k0 .. k1 - 1 of k.
+
+    The sums so far come from `sums` and, before the end of k, go there.
+    """
+    restore, save = tile_load(LANES, ROWS * COLUMNS), tile_save(LANES, ROWS * COLUMNS)
+    zeros = tile_zero(LANES, ROWS * COLUMNS)
+    step = _step_operation(type, ROWS, COLUMNS)
+    rest = _step_operation(type, ROWS, COLUMNS, masked=True)
+    finish = tile_store(LANES, ROWS * COLUMNS, _column_sums(ROWS))
+    w_bytes, y_bytes = LANES * type.type_size, FLOAT_GROUP * BLOCK
 
     @inline
     def tile(
@@ -172,78 +203,71 @@ def float_tile(type: GGMLType, columns: int) -> Any:
         w_step: int,
         n_rows: int,
         y: int,
-        y_step: int,
-        y_next: int,
+        k0: int,
+        k1: int,
         k: int,
+        sums: int,
         out: int,
         out_step: int,
         n_columns: int,
     ) -> None:
         acc, last = zeros(), n_rows - 1
-        done = 0
-        if columns == 1:
-            # several rows at once are more streams than the hardware follows by itself
-            for i in range(k // per_line):
-                # past the end of these rows come those of the next tile
-                ahead = w + AHEAD + (0 if i * LINE + AHEAD < w_step else (ROWS - 1) * w_step)
-                for r in range(n_rows):
-                    prefetch(ahead + r * w_step)
-                for _ in range(per_line // 8):
-                    acc = step(acc, w, w_step, last, y, y_step, 0)
-                    w += w_bytes
-                    y += y_next
-            done = k // per_line * per_line
-        for _ in range((k - done) // 8):
-            acc = step(acc, w, w_step, last, y, y_step, 0)
+        if k0 > 0:
+            acc = restore(sums)
+        w += k0 // LANES * w_bytes
+        y += k0 // LANES * y_bytes
+        for _ in range((k1 - k0) // LANES):
+            acc = step(acc, w, w_step, last, y, BLOCK, 0)
             w += w_bytes
-            y += y_next
-        if k % 8 != 0:
-            acc = rest(acc, w, w_step, last, y, y_step, k % 8)
+            y += y_bytes
+        if k1 < k:
+            save(acc, sums)
+            return
+        if k % LANES != 0:
+            acc = rest(acc, w, w_step, last, y, BLOCK, k % LANES)
         finish(acc, out, out_step, n_rows, n_columns)
 
     return tile
 
 
 def _columns_product(type: GGMLType) -> Any:
-    """Inline function: rows times columns c0 .. c1 - 1, which are y_step bytes apart or, if that
-    is 0, packed."""
-    one_column, tile = float_tile(type, 1), float_tile(type, COLUMNS)
+    """Inline function: rows r0 .. r1 - 1, at most FLOAT_ROWS, times all packed columns."""
+    tile = _float_tile(type)
 
     @inline
     def product(
         w: int,
         w_step: int,
-        n_rows: int,
+        r0: int,
+        r1: int,
         y: int,
-        y_step: int,
         k: int,
-        c0: int,
-        c1: int,
+        n_columns: int,
+        sums: int,
         out: int,
         out_step: int,
     ) -> None:
-        if y_step != 0:
-            for c in range(c0, c1):
-                x, o = y + c * y_step, out + c * out_step
-                one_column(w, w_step, n_rows, x, 0, BLOCK, k, o, 0, 1)
-            return
-        column_bytes = (k + 7) // 8 * BLOCK
-        for c in range(c0, c1, COLUMNS):
+        column_bytes = (k + LANES - 1) // LANES * BLOCK
+        for c in range(0, n_columns, COLUMNS):
             x = y + c // FLOAT_GROUP * FLOAT_GROUP * column_bytes + c % FLOAT_GROUP * BLOCK
-            o = out + c * out_step
-            tile(w, w_step, n_rows, x, BLOCK, FLOAT_GROUP * BLOCK, k, o, out_step, c1 - c)
+            for k0 in range(0, k, FLOAT_PIECE):
+                k1 = min(k, k0 + FLOAT_PIECE)
+                for r in range(r0, r1, ROWS):
+                    p, o = w + r * w_step, out + c * out_step + 4 * r
+                    s = sums + (r - r0) // ROWS * SUMS_BYTES
+                    tile(p, w_step, min(r1 - r, ROWS), x, k0, k1, k, s, o, out_step, n_columns - c)
 
     return product
 
 
 def _define(type: GGMLType) -> None:
-    some_columns = _columns_product(type)
+    one_column, some_columns = float_column(type), _columns_product(type)
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
         planes2, planes3 = param_int(node, 3), param_int(node, 4)
         repeat2, repeat3 = param_int(node, 5), param_int(node, 6)
-        block = param_int(node, 7)
+        at_once = param_int(node, 7)
         y_step, y_nb2, y_nb3 = param_int(node, 8), param_int(node, 9), param_int(node, 10)
         out_step, out_nb2, out_nb3 = param_int(node, 11), param_int(node, 12), param_int(node, 13)
         w_step = src_nb(node, 0, 1)
@@ -258,13 +282,22 @@ def _define(type: GGMLType) -> None:
             w += z3 // repeat3 * src_nb(node, 0, 3)
             y = src_data(node, 1) + z2 * y_nb2 + z3 * y_nb3
             out = dst_data(node) + z2 * out_nb2 + z3 * out_nb3
-            for c0 in range(0, n_columns, block):
-                c1 = min(n_columns, c0 + block)
-                for r in range(8 * first, min(rows, 8 * last), ROWS):
-                    n_rows = min(rows - r, ROWS)
-                    some_columns(
-                        w + r * w_step, w_step, n_rows, y, y_step, k, c0, c1, out + 4 * r, out_step
-                    )
+            r0, r1 = 8 * first, min(rows, 8 * last)
+            if y_step != 0:
+                # each row of a tile is in another part of the rows, so that the tile reads few
+                # long streams: the hardware follows these
+                part = (r1 - r0 + COLUMN_ROWS - 1) // COLUMN_ROWS
+                for r in range(part):
+                    n_rows = (r1 - r0 - r + part - 1) // part
+                    p = w + (r0 + r) * w_step
+                    for c in range(n_columns):
+                        x, o = y + c * y_step, out + c * out_step + 4 * (r0 + r)
+                        one_column(p, part * w_step, n_rows, x, k, o, 4 * part)
+            else:
+                sums = scratch(node, ith)
+                for r in range(r0, r1, at_once):
+                    e = min(r1, r + at_once)
+                    some_columns(w, w_step, r, e, y, k, n_columns, sums, out, out_step)
             i += last - first
 
     register_kernel(f"mul_mat_{type.name.lower()}", mul_mat)
@@ -280,7 +313,7 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     """F32 rows to groups of columns; params: columns per plane, planes, bytes per plane."""
     n_columns, planes, plane_bytes = param_int(node, 0), param_int(node, 1), param_int(node, 2)
     k = src_ne(node, 0, 0)
-    group_bytes = (k + 7) // 8 * BLOCK * FLOAT_GROUP
+    blocks, group_bytes = (k + LANES - 1) // LANES, (k + LANES - 1) // LANES * BLOCK * FLOAT_GROUP
     padded = (n_columns + FLOAT_GROUP - 1) // FLOAT_GROUP * FLOAT_GROUP
     start = chunk_start(padded * planes, chunk, n_chunks)
     for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
@@ -290,14 +323,17 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         whole = 0
         if c < n_columns:
             x = row_address(node, z * n_columns + c)
-            whole = k // 8
+            whole = k // LANES
             for b in range(whole):
-                store(out + b * FLOAT_GROUP * BLOCK, load(f32x8, x + BLOCK * b))
-        for b in range(whole, (k + 7) // 8):
+                to = out + b * FLOAT_GROUP * BLOCK
+                store(to, load(f32x8, x + BLOCK * b))
+                store(to + 32, load(f32x8, x + BLOCK * b + 32))
+        for b in range(whole, blocks):
             store(out + b * FLOAT_GROUP * BLOCK, zero(f32x8))
+            store(out + b * FLOAT_GROUP * BLOCK + 32, zero(f32x8))
         if c < n_columns:
-            for j in range(8 * whole, k):
-                o = out + whole * FLOAT_GROUP * BLOCK + 4 * (j % 8)
+            for j in range(LANES * whole, k):
+                o = out + whole * FLOAT_GROUP * BLOCK + 4 * (j % LANES)
                 store(o, load(float32, x + 4 * j))
 
 

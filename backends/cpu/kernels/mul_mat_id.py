@@ -18,8 +18,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
 )
 from pyggml.backends.cpu.kernels.mul_mat import panel_product
-from pyggml.backends.cpu.kernels.mul_mat_float import BLOCK, WEIGHTS, float_tile
-from pyggml.backends.cpu.kernels.mul_mat_float import ROWS as FLOAT_ROWS
+from pyggml.backends.cpu.kernels.mul_mat_float import COLUMN_ROWS, WEIGHTS, float_column
 from pyggml.backends.cpu.kernels.repack import panel_packer
 from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at, source_row
 from pyggml.backends.cpu.kernels.simd import load, store
@@ -97,24 +96,24 @@ def _define_quantized(type: GGMLType) -> None:
 
 def _define_float(type: GGMLType) -> None:
     """Params: rows, n_used, k, rows of activations per token; columns one by one."""
-    one_column = float_tile(type, 1)
+    one_column = float_column(type)
 
     def mul_mat_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_used = param_int(node, 0), param_int(node, 1)
         k, per_token = param_int(node, 2), param_int(node, 3)
         route, w_step = src_data(node, 2), src_nb(node, 0, 1)
-        groups = (rows + FLOAT_ROWS - 1) // FLOAT_ROWS
+        groups = (rows + COLUMN_ROWS - 1) // COLUMN_ROWS
         start = chunk_start(groups * n_active(route), chunk, n_chunks)
         for i in range(start, chunk_start(groups * n_active(route), chunk + 1, n_chunks)):
             expert, first, count = active_expert(route, i // groups)
-            r = i % groups * FLOAT_ROWS
+            r = i % groups * COLUMN_ROWS
             w = src_data(node, 0) + expert * src_nb(node, 0, 2) + r * w_step
             for c in range(count):
                 slot = slot_at(route, first + c)
                 x = src_data(node, 1) + slot // n_used * src_nb(node, 1, 2)
                 x += slot % n_used % per_token * src_nb(node, 1, 1)
                 out = out_address(node, slot, n_used) + 4 * r
-                one_column(w, w_step, min(rows - r, FLOAT_ROWS), x, 0, BLOCK, k, out, 0, 1)
+                one_column(w, w_step, min(rows - r, COLUMN_ROWS), x, k, out, 4)
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 
