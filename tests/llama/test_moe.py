@@ -320,6 +320,15 @@ def test_quantized_models(variant: str, weight_type: str, tmp_path: Path) -> Non
     assert np.median(distances) < 2e-3
 
 
+def test_a_quantized_model_that_uses_all_experts(tmp_path: Path) -> None:
+    """Without a choice no position is far from llama.cpp: the choice makes what there is more."""
+    numbers = {"expert_group_count": 0, "expert_group_used_count": 0, "expert_used_count": 12}
+    path = write_tiny(tmp_path / "m.gguf", "bailingmoe2", weight_type="Q8_0", metadata=numbers)
+    with LlamaCpp(path, n_ctx=256) as theirs, load(path, **EXACT) as ours:
+        ids = prompt(theirs.n_vocab, 100)
+        assert kl(theirs.logits(ids), ours.logits(ids, all=True)).max() < 5e-3
+
+
 @pytest.mark.parametrize("weight_type", ["F32", "Q4_0", "Q8_0", "Q4_K"])
 def test_logits_do_not_depend_on_ubatch_threads_or_layout(weight_type: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "qwen2moe", weight_type=weight_type)
