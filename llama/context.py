@@ -144,7 +144,6 @@ class Context:
     def _flash_attn_supported(self, il: int) -> bool:
         hp = self.hparams
         type_k, type_v = CACHE_TYPES[self.params.type_k], CACHE_TYPES[self.params.type_v]
-        type_v = type_k if hp.values_in_keys else type_v
         q = new_tensor(build.F32, hp.n_embd_head_k, 1, hp.n_head[il])
         k = new_tensor(type_k, hp.n_embd_head_k, N_KV_STEP, hp.n_head_kv[il])
         v = new_tensor(type_v, hp.n_embd_head_v, N_KV_STEP, hp.n_head_kv[il])

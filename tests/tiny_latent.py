@@ -1,16 +1,30 @@
-"""Tiny models with latent attention, and with attention sinks."""
+"""Rows of tiny models: DeepSeek and kin with latent attention, and gpt-oss (tiny.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tiny_arch import ATTENTION, DENSE, QKV_BIAS, ROUTED, SHARED, UNTIED, YARN, Arch, Scalar
+from tiny_arch import ATTENTION, DENSE, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, YARN, Arch, Scalar
+from tiny_moe import NEXTN
 
 # absorbed: attn_kv_b is divided in two
 LATENT = ("attn_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa")
 LATENT += ("attn_kv_a_norm", "attn_k_b", "attn_v_b", "attn_output")
+PLAIN = tuple("attn_kv_b" if name == "attn_k_b" else name for name in LATENT if name != "attn_v_b")
+SIZES = {"n_lora_q": "96", "n_lora_kv": "64", "n_nope": "32", "n_rot": "24", "head_dim": "56"}
+SIZES |= {"n_head_v": "48"}
 
 LATENT_ARCHS = {
+    "deepseek": Arch(
+        "deepseek-llm",
+        UNTIED,
+        (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
+        {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+        n_layer=3,
+        first=DENSE,
+        square=True,
+        sizes={"n_ff_exp": "288", "n_ff_shexp": "576"},
+    ),
     "deepseek2": Arch(
         "deepseek-v3",
         UNTIED,
@@ -29,16 +43,23 @@ LATENT_ARCHS = {
         },
         n_layer=3,
         first=(*LATENT, *DENSE[-4:]),
-        sizes={
-            "n_lora_q": "96",
-            "n_lora_kv": "64",
-            "n_nope": "32",
-            "n_rot": "24",
-            "head_dim": "56",
-            "n_head_v": "48",
-            "n_ff_exp": "288",
-            "n_ff_shexp": "576",
+        sizes={**SIZES, "n_ff_exp": "288", "n_ff_shexp": "576"},
+    ),
+    "minicpm3": Arch(
+        "spm",
+        TIED,
+        (*PLAIN, *DENSE[-4:]),
+        {
+            "attention.q_lora_rank": "n_lora_q",
+            "attention.kv_lora_rank": "n_lora_kv",
+            "attention.head_count_kv": "n_head",
+            "attention.value_length": "n_head_v",
+            "rope.dimension_count": "n_rot",
         },
+        n_layer=3,
+        # fixed scales: 12 of the embedding, 256 / n_embd = 2 of the logits
+        gains={"token_embd": 0.2, "output_norm": 5.0},
+        sizes=SIZES,
     ),
     "gpt-oss": Arch(
         "gpt-4o",
@@ -73,6 +94,16 @@ V3_ROUTING: dict[str, Scalar] = {
 }
 
 LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "minicpm3-longrope": (
+        "minicpm3",
+        {
+            "extra": ("rope_factors_long", "rope_factors_short"),
+            "metadata": {
+                "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": 64,
+            },
+        },
+    ),
     "deepseek2-plain": (
         "deepseek2",
         {
@@ -95,6 +126,10 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2-v3-yarn": (
         "deepseek2",
         {"metadata": {**V3_ROUTING, **YARN, "rope.scaling.yarn_log_multiplier": 0.1}},
+    ),
+    "deepseek2-nextn": (
+        "deepseek2",
+        {"n_layer": 4, "extra": NEXTN, "metadata": {"nextn_predict_layers": 1}},
     ),
     "deepseek2-temperature": (
         "deepseek2",

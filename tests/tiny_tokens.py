@@ -97,6 +97,7 @@ VOCABS: dict[str, Callable[[], Vocab]] = {
     "smaug-bpe": functools.partial(bpe, "smaug-bpe", add_bos=False),
     "dbrx": functools.partial(bpe, "dbrx", add_bos=False),
     "refact": functools.partial(bpe, "refact", add_bos=False),
+    "deepseek-llm": functools.partial(bpe, "deepseek-llm", add_bos=True),
     "deepseek-v3": functools.partial(bpe, "deepseek-v3", add_bos=True),
     "gpt-4o": functools.partial(bpe, "gpt-4o", add_bos=False),
     "spm": spm,

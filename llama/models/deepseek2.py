@@ -16,6 +16,7 @@ from pyggml.llama.moe import (
     ffn_or_moe,
     leading_dense,
     routing,
+    shared_width,
     want_experts,
     want_shared,
 )
@@ -50,8 +51,7 @@ def hparams(kv: Metadata) -> HParams:
 
 def _experts(kv: Metadata, hp: HParams) -> Experts:
     n_ff = kv.get_int("deepseek2.expert_feed_forward_length")
-    n_shared = kv.get_int("deepseek2.expert_shared_count", 0)
-    found = experts(kv, hp, n_ff=n_ff, n_ff_shared=n_ff * n_shared)
+    found = experts(kv, hp, n_ff=n_ff, n_ff_shared=shared_width(kv, n_ff))
     is_glm = hp.n_layer in GLM_LAYERS and hp.n_vocab == GLM_VOCAB
     found = routing(kv, found, Gating.SIGMOID if is_glm else Gating.SOFTMAX)
     return replace(found, n_dense=leading_dense(kv, hp))
