@@ -86,7 +86,7 @@ def cells(arch: str, columns: list[Column], folder: Path) -> Iterator[str]:
         try:
             with strict(path, **column.ours) as ours, LlamaCpp(path, **column.theirs) as theirs:
                 yield f"{divergences(ours, reference(theirs)).mean():.0e}"
-        except ConfigError:
+        except (ConfigError, ValueError):  # ours, and the oracle's: there is no such context
             yield "-"
 
 
