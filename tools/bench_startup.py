@@ -19,9 +19,11 @@ from pyggml.tools.bench_output import Column, Field, Layout, Samples
 from pyggml.version import __version__
 
 PROMPT = "hi"
+# What llama-completion does by default: the model's whole context, and a warm-up run.
 ONE_LINER = (
     "import sys; from llama_cpp import Llama; "
-    "llm = Llama(sys.argv[1], n_threads=int(sys.argv[2]), verbose=False); "
+    "llm = Llama(sys.argv[1], n_ctx=0, n_threads=int(sys.argv[2]), verbose=False); "
+    "llm.eval([llm.token_bos()]); llm.reset(); "
     f"print(next(llm({PROMPT!r}, max_tokens=1, temperature=0, stream=True))"
     "['choices'][0]['text'], flush=True)"
 )

@@ -6,10 +6,10 @@ import ctypes
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyggml.backend import Buffer, BufferType, buffer_of
+from pyggml.backend import Buffer, BufferType, Usage, buffer_of
 from pyggml.backends.cpu import node as layout
 from pyggml.backends.cpu.library import usable_cores
 from pyggml.backends.cpu.lowering import find_lowering
@@ -160,6 +160,7 @@ class RepackBuffer(Buffer):
         self.base = memory.ctypes.data
         self.size = memory.nbytes
         self._kernels = set(ENTRY_POINTS)  # what the tensors here will need
+        self._workers: _Workers | None = None  # while tensors are being written
 
     def init_tensor(self, tensor: Tensor) -> None:
         panel = panel_layout(tensor)
@@ -189,10 +190,20 @@ class RepackBuffer(Buffer):
         blocks = tensor.ne[0] // tensor.type.block_size
         params = (*tensor.ne[1:3], blocks, panel.panel_bytes(tensor.ne[0]))
         node[layout.PARAMS : layout.PARAMS + len(params)] = params
-        numa = self.buft.device.numa
-        groups = numa.groups() if numa is not None else ()
-        n_panels = -(-tensor.ne[1] // ROWS) * tensor.ne[2]
-        _run_in_threads(code, node.ctypes.data, n_panels, groups)
+        if self._workers is None:
+            numa = self.buft.device.numa
+            self._workers = _Workers(numa.groups() if numa is not None else ())
+        self._workers.run(code, node.ctypes.data, -(-tensor.ne[1] // ROWS) * tensor.ne[2])
+
+    def set_usage(self, usage: Usage) -> None:
+        """All is written now."""
+        super().set_usage(usage)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None
 
     def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")
@@ -205,35 +216,40 @@ class RepackBuffer(Buffer):
             zero(self._memory)
 
     def free(self) -> None:
+        self._stop()
         self._memory = None
 
 
-def _run_in_threads(code: int, node: int, n_items: int, groups: Sequence[Cpus]) -> None:
-    """Run all chunks of a kernel on plain threads: loading needs no pool of its own.
+class _Workers:
+    """Plain threads that run all chunks of a kernel: loading needs no pool of its own."""
 
-    `groups`: sets of CPUs whose threads take chunks in turn, so that the pages of chunk i come to
-    lie near group i modulo their number; (): threads run anywhere.
-    """
-    i32 = ctypes.c_int32
-    kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, i32, i32, i32)(code)
-    n_threads = usable_cores()
-    n_chunks = min(n_items, 4 * max(n_threads, len(groups)))
-    if not groups and (n_items < 64 or n_threads == 1):
-        kernel(node, 0, 0, 1)
-        return
-    with ExitStack() as stack:
-        executors = [
-            stack.enter_context(
-                ThreadPoolExecutor(len(cpus), initializer=_stay_on, initargs=(cpus,))
-            )
-            for cpus in groups
-        ] or [stack.enter_context(ThreadPoolExecutor(n_threads))]
+    def __init__(self, groups: Sequence[Cpus]) -> None:
+        """`groups`: sets of CPUs whose threads take chunks in turn, so that the pages of chunk i
+        come to lie near group i modulo their number; (): threads run anywhere."""
+        self._spread = bool(groups)
+        self._n_threads = usable_cores()
+        self._executors = [
+            ThreadPoolExecutor(len(cpus), initializer=_stay_on, initargs=(cpus,)) for cpus in groups
+        ] or [ThreadPoolExecutor(self._n_threads)]
+
+    def run(self, code: int, node: int, n_items: int) -> None:
+        """Returns when the kernel is done."""
+        i32 = ctypes.c_int32
+        kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, i32, i32, i32)(code)
+        n_chunks = min(n_items, 4 * max(self._n_threads, len(self._executors)))
+        if not self._spread and (n_items < 32 or self._n_threads == 1):
+            kernel(node, 0, 0, 1)
+            return
         running = [
-            executors[chunk % len(executors)].submit(kernel, node, 0, chunk, n_chunks)
+            self._executors[chunk % len(self._executors)].submit(kernel, node, 0, chunk, n_chunks)
             for chunk in range(n_chunks)
         ]
         for future in running:
             future.result()
+
+    def close(self) -> None:
+        for executor in self._executors:
+            executor.shutdown()
 
 
 def _stay_on(cpus: Cpus) -> None:
