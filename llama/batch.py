@@ -28,6 +28,8 @@ class Ubatch:
     pos: IntArray
     seq_ids: SeqIds
     outputs: IntArray  # indices (into this ubatch) of the tokens whose logits are wanted
+    places: IntArray  # of its tokens in the batch
+    n_seqs: int = 1  # of `Batch.split_equal`: so many sequences, one after the other
 
     @property
     def n_tokens(self) -> int:
@@ -128,9 +130,45 @@ class Batch:
     def split(self, n_ubatch: int) -> Iterator[Ubatch]:
         """Runs of at most n_ubatch tokens, in order."""
         for start in range(0, self.n_tokens, n_ubatch):
-            part = slice(start, start + n_ubatch)
-            outputs = np.flatnonzero(self.wants_logits[part]).astype(np.int32)
-            yield Ubatch(self.tokens[part], self.pos[part], self.seq_ids[part], outputs)
+            yield self._part(range(start, min(start + n_ubatch, self.n_tokens)))
+
+    def split_equal(self, n_ubatch: int) -> Iterator[Ubatch]:
+        """Ubatches of sequences that have equally many tokens in it, one after the other.
+
+        Layers with a recurrent state need them. No sequence is in two of the sets of a ubatch.
+        """
+        left = list(range(self.n_tokens))
+        while left:
+            runs = self._disjoint_runs(left)[:n_ubatch]
+            n = min(n_ubatch // len(runs), *map(len, runs))
+            taken = [i for run in runs for i in run[:n]]
+            yield self._part(taken, len(runs))
+            left = sorted(set(left).difference(taken))
+
+    def _disjoint_runs(self, tokens: Sequence[int]) -> list[list[int]]:
+        """The next tokens of each set of sequences, up to one of a set that shares a sequence."""
+        runs: dict[frozenset[int], list[int]] = {}
+        taken: set[int] = set()
+        blocked: set[int] = set()
+        for i in tokens:
+            ids = frozenset(self.seq_ids[i])
+            if blocked & ids or (ids not in runs and taken & ids):
+                blocked |= ids
+            else:
+                runs.setdefault(ids, []).append(i)
+                taken |= ids
+        return list(runs.values())
+
+    def _part(self, tokens: Sequence[int], n_seqs: int = 1) -> Ubatch:
+        places = np.array(tokens, np.int32)
+        return Ubatch(
+            self.tokens[places],
+            self.pos[places],
+            tuple(self.seq_ids[i] for i in tokens),
+            np.flatnonzero(self.wants_logits[places]).astype(np.int32),
+            places,
+            n_seqs,
+        )
 
 
 def _as_ids(tokens: Sequence[int] | IntArray) -> IntArray:

@@ -17,6 +17,7 @@ from pyggml.graph import Graph
 from pyggml.llama.batch import IntArray
 from pyggml.llama.hparams import HParams, RopeScaling
 from pyggml.llama.kv_cache import AttentionInputs, KvCache, Memory, rotate
+from pyggml.llama.recurrent_state import StateInputs
 from pyggml.llama.weights import Layer, Weights
 from pyggml.ops import GluOp, Precision
 from pyggml.params import FlashAttnParams, RopeParams
@@ -30,6 +31,7 @@ class GraphShape:
     n_tokens: int
     n_outputs: int
     n_kv: tuple[int, ...]  # cells looked at, one per cache of the memory
+    n_seqs: int = 1  # for recurrent layers: the tokens are those of so many sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,11 @@ class GraphInputs:
     """Leafs that are filled before each run."""
 
     tokens: Tensor  # I32 [n_tokens]
-    pos: Tensor  # I32 [n_tokens]
+    pos: Tensor  # I32 [n_pos * n_tokens]
     out_ids: Tensor  # I32 [n_outputs]
     attention: tuple[AttentionInputs, ...]  # one per cache
     attn_temp: Tensor  # F32 [1, 1, n_tokens], see Builder.temper
+    state: StateInputs | None  # of recurrent layers
 
 
 class Builder:
@@ -58,13 +61,14 @@ class Builder:
         n = shape.n_tokens
         self.inputs = GraphInputs(
             tokens=new_tensor(GGMLType.I32, n, name="inp_tokens").as_input(),
-            pos=new_tensor(GGMLType.I32, n, name="inp_pos").as_input(),
+            pos=new_tensor(GGMLType.I32, hp.n_pos * n, name="inp_pos").as_input(),
             out_ids=new_tensor(GGMLType.I32, shape.n_outputs, name="inp_out_ids").as_input(),
             attention=tuple(
                 cache.inputs(n, n_kv, flash_attn=flash_attn)
                 for cache, n_kv in zip(memory.caches, shape.n_kv, strict=True)
             ),
             attn_temp=new_tensor(GGMLType.F32, 1, 1, n, name="inp_attn_scale").as_input(),
+            state=memory.state.inputs(shape.n_seqs) if memory.state else None,
         )
 
     # ------------------------------------------------------------ small parts
@@ -166,8 +170,17 @@ class Builder:
         """Sharpen attention with the distance from the start, where plain scores grow dull."""
         return self.name(build.mul(q, self.inputs.attn_temp), "Qcur_attn_temp_scaled", il)
 
-    def attention(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        """Store k and v, attend, project: [n_embd, n_tokens].
+    def attention(
+        self,
+        layer: Layer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        """Store k and v, attend, multiply by a gate, project: [n_embd, n_tokens].
 
         Of the layer's weights it also uses attn_sinks, if there are any, and attn_v_b, which
         turns compressed values into a head's own.
@@ -186,7 +199,10 @@ class Builder:
         keys, values = cache.keys(il, n_kv), cache.values(il, n_kv)
         attend = self._attend_flash if self.flash_attn else self._attend
         out = self.name(attend(layer, q, keys, values, inputs.mask, scale), "kqv_out", il)
-        return self.linear(layer, "attn_output", rotate(out, inputs.v_rot))
+        out = rotate(out, inputs.v_rot)
+        if gate is not None:
+            out = self.name(build.mul(out, gate), "attn_gated", il)
+        return self.linear(layer, "attn_output", out)
 
     def _cache(self, il: int) -> tuple[KvCache, AttentionInputs]:
         index = self.memory.index_of_layer(il)
@@ -255,6 +271,11 @@ def attn_temperatures(hp: HParams, pos: IntArray) -> npt.NDArray[np.float32]:
     return (np.log(stretch + 1.0) * hp.attn_temp_scale + 1.0).astype(np.float32)
 
 
+def rope_positions(hp: HParams, pos: IntArray) -> IntArray:
+    """Positions as rope wants them: of text, time, height and width are alike, the last is 0."""
+    return pos if hp.n_pos == 1 else np.concatenate([pos, pos, pos, np.zeros_like(pos)])
+
+
 def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
     """The rope operation's parameters."""
     # llama.cpp: one magnitude for all layers but those that know nothing of squeezed positions
@@ -269,6 +290,7 @@ def rope_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
         attn_factor=_attn_factor(magnitude),
         beta_fast=scaling.beta_fast,
         beta_slow=scaling.beta_slow,
+        sections=hp.rope_sections,
     )
 
 

@@ -22,6 +22,7 @@ from pyggml.llama.builder import (
     GraphShape,
     attn_temperatures,
     rope_factors,
+    rope_positions,
     shift_params,
 )
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
@@ -37,6 +38,7 @@ from pyggml.llama.kv_cache import (
 )
 from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model
+from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.params import FlashAttnParams
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor, new_tensor
@@ -164,16 +166,29 @@ class Context:
         memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
         buft = self.model.devices[-1].buffer_type()
         try:
-            for part in memory.caches:
+            for part in memory.parts:
                 part.allocate(buft)
-                self._report_cache(part, buft.name)
         except OutOfMemory as e:
             memory.free()
             raise OutOfMemory(
                 f"a context of {p.n_ctx} tokens needs {memory.nbytes / MIB:,.0f} MiB for keys and "
                 f"values, which {buft.name} does not have: use a smaller --ctx-size\n{e}"
             ) from e
+        for part in memory.caches:
+            self._report_cache(part, buft.name)
+        if memory.state:
+            self._report_state(memory.state, buft.name)
         return memory
+
+    def _report_state(self, state: RecurrentState, where: str) -> None:
+        """llama.cpp's lines."""
+        log.info("%12s RS buffer size = %8.2f MiB", where, state.nbytes / MIB)
+        log.info(
+            "size = %7.2f MiB (%6u cells, %3d layers, %2u seqs), R (f32): %7.2f MiB, "
+            "S (f32): %7.2f MiB",
+            *(state.nbytes / MIB, self.params.n_seq_max, len(state.layers), self.params.n_seq_max),
+            *(sum(t.nbytes for t in part.values()) / MIB for part in (state.r, state.s)),
+        )
 
     def _report_cache(self, cache: KvCache, where: str) -> None:
         """llama.cpp's lines."""
@@ -190,8 +205,12 @@ class Context:
         """Allocate and compile for the largest graphs: a full ubatch and a single token."""
         n_kv = tuple(cache.params.size for cache in self.memory.caches)
         n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
-        for n in (1, n_tokens):
-            graph = self._describe(GraphShape(n, n, n_kv)).graph
+        shapes = [(1, 1), (n_tokens, 1)]
+        if self.memory.state:  # their states take room too
+            n_seqs = min(self.params.n_seq_max, n_tokens)
+            shapes += [(n_seqs, n_seqs), (n_tokens // n_seqs * n_seqs, n_seqs)]
+        for n, n_seqs in dict.fromkeys(shapes):
+            graph = self._describe(GraphShape(n, n, n_kv, n_seqs)).graph
             self.sched.reserve(graph)
             log.debug("graph of %d tokens: nodes = %d", n, len(graph.nodes))
             self._use_threads(n)
@@ -222,22 +241,28 @@ class Context:
         """Compute a batch; logits of its marked tokens are then available.
 
         Raises BatchError or ContextFull, then the memory is as before. Interrupted by anything
-        else it keeps the ubatches that were computed, and nothing of the one that was not.
+        else it keeps the ubatches that were computed, and nothing of the one that was not; with a
+        recurrent state it keeps nothing of that one's sequences.
         """
         start = time.perf_counter()
         self._check(batch)
         self._forget_logits()
         self._apply_shift()
-        ubatches = list(batch.split(self.params.n_ubatch))
+        split = batch.split_equal if self.memory.state else batch.split
+        ubatches = list(split(self.params.n_ubatch))
         slots = self._find_slots(ubatches)
-        marked = np.flatnonzero(batch.wants_logits).tolist()
+        marked = np.concatenate([ubatch.places[ubatch.outputs] for ubatch in ubatches])
         logits: F32 = np.empty((len(marked), self.hparams.n_vocab), np.float32)
         row = 0
         for ubatch, cells in zip(ubatches, slots, strict=True):
             n = len(ubatch.outputs)
             self._run(ubatch, cells, logits[row : row + n])
             row += n
-        self._logits, self._row_of = logits, {token: row for row, token in enumerate(marked)}
+        order = np.argsort(marked)
+        if (order[1:] < order[:-1]).any():
+            logits = logits[order]
+        self._logits = logits
+        self._row_of = {token: row for row, token in enumerate(marked[order].tolist())}
         self.perf.add(batch.n_tokens, 1e3 * (time.perf_counter() - start))
 
     def _forget_logits(self) -> None:
@@ -298,8 +323,12 @@ class Context:
         try:
             for cache, slot in zip(self.memory.caches, slots, strict=True):
                 cache.cells.occupy(slot, ubatch.pos, ubatch.seq_ids)
+            states = self.memory.state.begin(ubatch) if self.memory.state else None
             built = self._prepare(ubatch)
             self._fill(built.inputs, ubatch, slots)
+            if self.memory.state and states and built.inputs.state:
+                for leaf, rows in self.memory.state.rows(built.inputs.state, states):
+                    _set(leaf, rows)
             self._compute(built.graph, ubatch.n_tokens)
             if out.size:
                 tensor_get(built.logits, out.data.cast("B"))
@@ -309,13 +338,13 @@ class Context:
             first: dict[int, int] = {}
             for pos, ids in zip(ubatch.pos.tolist(), ubatch.seq_ids, strict=True):
                 for seq in ids:
-                    self.memory.remove(seq, first.setdefault(seq, pos))
+                    self.memory.remove_from(seq, first.setdefault(seq, pos))
             raise
 
     def _prepare(self, ubatch: Ubatch) -> _Built:
         """The graph for a ubatch: the latest one if it has the same shape."""
         n_kv = tuple(cache.n_kv() for cache in self.memory.caches)
-        shape = GraphShape(ubatch.n_tokens, len(ubatch.outputs), n_kv)
+        shape = GraphShape(ubatch.n_tokens, len(ubatch.outputs), n_kv, ubatch.n_seqs)
         if self._built is not None and self._built.shape == shape:
             self.perf.n_reused += 1
             return self._built
@@ -351,7 +380,7 @@ class Context:
 
     def _fill(self, inputs: GraphInputs, ubatch: Ubatch, slots: Slots) -> None:
         _set(inputs.tokens, ubatch.tokens)
-        _set(inputs.pos, ubatch.pos)
+        _set(inputs.pos, rope_positions(self.hparams, ubatch.pos))
         _set(inputs.out_ids, ubatch.outputs)
         if self.hparams.attn_temp_scale:
             _set(inputs.attn_temp, attn_temperatures(self.hparams, ubatch.pos))

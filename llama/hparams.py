@@ -97,6 +97,21 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Sizes of layers that attend linearly; `llama/delta_net.py` reads and builds them."""
+
+    n_kernel: int  # of the convolution
+    n: int  # of a head, for keys and values
+    n_head_k: int  # of q and k
+    n_head: int  # of v and of the state
+
+    @property
+    def n_channels(self) -> int:
+        """Channels of q, k and v, which the convolution sees."""
+        return self.n * (2 * self.n_head_k + self.n_head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HParams:
     """One model's numbers; per-layer values are tuples of n_layer items."""
 
@@ -124,6 +139,9 @@ class HParams:
     attn_temp_length: int = 0  # positions of equal sharpness
     final_logit_softcap: float = 0.0  # 0: none
     experts: Experts | None = None
+    delta_net: DeltaNet | None = None
+    is_recurrent: tuple[bool, ...] = ()  # layers that keep a state instead of keys and values
+    rope_sections: tuple[int, int, int, int] = (0, 0, 0, 0)  # of modes with four positions
     no_rope: tuple[bool, ...] = ()  # layers that know no positions
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a layer's parts add to the residual stream
@@ -153,6 +171,15 @@ class HParams:
     def n_embd_v_gqa(self, il: int) -> int:
         """Width of one cached value row."""
         return self.n_embd_head_v * self.n_head_kv[il]
+
+    def recurrent(self, il: int) -> bool:
+        """Whether a layer keeps a state instead of keys and values."""
+        return bool(self.is_recurrent) and self.is_recurrent[il]
+
+    @property
+    def n_pos(self) -> int:
+        """Positions per token: one, or time, height, width and another."""
+        return 4 if self.rope_mode & RopeMode.MROPE else 1
 
     def swa(self, il: int) -> bool:
         """Whether a layer sees only the last n_swa positions."""

@@ -19,6 +19,7 @@ from pyggml.errors import UserError
 from pyggml.llama.batch import Ubatch
 from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cells import Cells, IntArray
+from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.tensor import Tensor, new_tensor
 
 N_KV_STEP = 256  # graphs look at a multiple of this many cells, so that they can be reused
@@ -88,7 +89,7 @@ class KvCache:
 
         Raises OutOfMemory.
         """
-        self.buffer = alloc_tensors([*self.k.values(), *self.v.values()], buft)
+        self.buffer = alloc_tensors(self.tensors, buft)
         assert self.buffer is not None
         self.buffer.clear(0)
         self.cells = Cells(self.params.size, self.params.n_seq_max)
@@ -110,6 +111,10 @@ class KvCache:
     @property
     def v_bytes(self) -> int:
         return sum(t.nbytes for t in self.v.values())
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.k.values(), *self.v.values())
 
     @property
     def nbytes(self) -> int:
@@ -216,10 +221,16 @@ def rotate(x: Tensor, rot: Tensor | None) -> Tensor:
 
 
 class Memory:
-    """The caches of a model: one, or one for full and one for sliding-window layers."""
+    """What a model remembers: keys and values of attention, states of recurrent layers.
 
-    def __init__(self, caches: Sequence[KvCache]) -> None:
+    There is one cache, or one for full and one for sliding-window layers.
+    """
+
+    def __init__(self, caches: Sequence[KvCache], state: RecurrentState | None = None) -> None:
         self.caches = tuple(caches)
+        self.state = state
+        parts: list[KvCache | RecurrentState] = [*caches]
+        self.parts = (*parts, state) if state else tuple(parts)
         self._of_layer = {il: i for i, cache in enumerate(caches) for il in cache.layers}
 
     def index_of_layer(self, il: int) -> int:
@@ -233,13 +244,13 @@ class Memory:
 
     def clear(self) -> None:
         """Forget everything."""
-        for cache in self.caches:
-            cache.cells.clear()
+        for part in self.parts:
+            part.cells.clear()
 
     def free(self) -> None:
         """Give the memory back."""
-        for cache in self.caches:
-            cache.free()
+        for part in self.parts:
+            part.free()
 
     def pos_max(self, seq: int) -> int:
         """Last position of a sequence, -1 if there is none."""
@@ -249,63 +260,97 @@ class Memory:
     def pos_min(self, seq: int) -> int:
         """First position that every layer still holds, -1 if there is none."""
         self._check(seq)
-        return max(cache.cells.pos_min(seq) for cache in self.caches)
+        of_state = [int(self.state.cells.pos[seq])] if self.state else []
+        return max([*of_state, *(cache.cells.pos_min(seq) for cache in self.caches)])
 
     def can_continue(self, seq: int, n: int) -> bool:
         """Whether a token at position n of a sequence finds all that it may see, in every layer."""
         self._check(seq)
+        if self.state and self.state.cells.pos[seq] != n - 1:
+            return False
         return all(cache.cells.can_continue(seq, n, cache.params.n_swa) for cache in self.caches)
 
     def fingerprint(self, seq: int) -> bytes:
         """Equal for two sequences that hold the same cells."""
-        return b"".join(cache.cells.seq[seq].tobytes() for cache in self.caches)
+        of_state = [self.state.cells.cell[seq].tobytes()] if self.state else []
+        return b"".join([*of_state, *(cache.cells.seq[seq].tobytes() for cache in self.caches)])
+
+    def can_remove(self, seq: int, p0: int = 0, p1: int = ALL_POSITIONS) -> bool:
+        """Whether `remove` can: a recurrent state knows no way back."""
+        if seq != -1:
+            self._check(seq)
+        return self.state is None or self.state.cells.can_remove(seq, p0, p1)
 
     def remove(self, seq: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
         """Forget positions p0..p1-1 of a sequence (-1: of all)."""
-        if seq != -1:
-            self._check(seq)
-        for cache in self.caches:
-            cache.cells.remove(seq, p0, p1)
+        if not self.can_remove(seq, p0, p1):
+            raise UserError(
+                f"the last positions of {f'sequence {seq}' if seq >= 0 else 'a sequence'}, from "
+                f"{p0} on, cannot be removed: this model keeps a state, not its past; remove the "
+                "whole sequence"
+            )
+        for part in self.parts:
+            part.cells.remove(seq, p0, p1)
+
+    def remove_from(self, seq: int, p0: int) -> None:
+        """Forget position p0 and later ones; all of a sequence that cannot be cut there."""
+        self.remove(seq, p0 if self.can_remove(seq, p0) else 0)
 
     def copy(self, src: int, dst: int, p0: int = 0, p1: int = ALL_POSITIONS) -> None:
         """Let a sequence share another's cells."""
         self._check(src, dst)
+        if self.state and src != dst:
+            pos = int(self.state.cells.pos[src])
+            if pos >= 0 and not p0 <= 0 <= pos < p1:
+                raise UserError(
+                    f"only the whole of sequence {src} can be copied: this model keeps a state, "
+                    "not its past"
+                )
+            self.remove(dst)
+            self.state.cells.copy(src, dst)
         for cache in self.caches:
             cache.cells.copy(src, dst, p0, p1)
 
     def keep(self, seq: int) -> None:
         """Forget every other sequence."""
         self._check(seq)
-        for cache in self.caches:
-            cache.cells.keep(seq)
+        for part in self.parts:
+            part.cells.keep(seq)
 
     def shift(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move positions; the keys are rotated before the next decode."""
         self._check(seq)
-        for cache in self.caches:
-            cache.cells.add(seq, p0, p1, delta)
+        for part in self.parts:
+            part.cells.add(seq, p0, p1, delta)
 
     def divide(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide positions (self-extend); the keys are rotated before the next decode."""
         self._check(seq)
-        for cache in self.caches:
-            cache.cells.divide(seq, p0, p1, d)
+        for part in self.parts:
+            part.cells.divide(seq, p0, p1, d)
 
     @property
     def can_shift(self) -> bool:
-        """Whether positions can be moved: every cache must hold all of them."""
-        return not any(cache.params.reuse for cache in self.caches)
+        """Whether positions can be moved: every cache must hold all of them, one per token."""
+        return not any(cache.params.reuse or cache.hp.n_pos > 1 for cache in self.caches)
 
     @property
     def nbytes(self) -> int:
-        return sum(cache.nbytes for cache in self.caches)
+        return sum(part.nbytes for part in self.parts)
 
 
 def make_memory(
     hp: HParams, params: CacheParams, *, n_ubatch: int, swa_full: bool = False
 ) -> Memory:
-    """One cache, or two if some layers have a sliding window (llama.cpp: iSWA)."""
-    layers = range(hp.n_layer)
+    """One cache, or two if some layers have a sliding window (llama.cpp: iSWA).
+
+    Recurrent layers have a state instead, with a cell for each sequence.
+    """
+    layers = [il for il in range(hp.n_layer) if not hp.recurrent(il)]
+    if hp.delta_net is not None:
+        recurrent = [il for il in range(hp.n_layer) if hp.recurrent(il)]
+        state = RecurrentState(hp.delta_net, recurrent, params.n_seq_max) if recurrent else None
+        return Memory([KvCache(hp, layers, params)], state)
     if not any(hp.is_swa):
         return Memory([KvCache(hp, layers, params)])
     window = params.size

@@ -66,6 +66,8 @@ def _probe(op: Op, w: Tensor) -> Tensor:
         return build.rope_ext(a, new_tensor(i32, PROBE_BATCH), w, RopeParams(n_dims))
     if op == Op.SOFT_MAX:
         return build.soft_max_ext(new_tensor(f32, PROBE_BATCH, 1, w.ne[0]), None, 1.0, sinks=w)
+    if op == Op.SSM_CONV:
+        return build.ssm_conv(new_tensor(f32, w.ne[0] - 1 + PROBE_BATCH, w.ne[1]), w)
     assert op in (Op.MUL, Op.ADD), op
     combine = build.mul if op == Op.MUL else build.add
     return combine(new_tensor(f32, *w.ne), w)

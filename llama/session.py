@@ -168,6 +168,8 @@ class Session:
             if mine != wanted:
                 break
             n += 1
+        if not self.context.memory.can_remove(self.seq, n):
+            n = 0
         self._cut(n)
         # a sliding window that has moved on, or an interrupted step, may have left less
         if not self.context.memory.can_continue(self.seq, n):
@@ -184,7 +186,9 @@ class Session:
             )
         if params.context_shift and not self.context.memory.can_shift:
             raise UserError(
-                "--context-shift: this model's sliding-window memory cannot be shifted; "
+                "--context-shift: the positions of this model cannot be shifted"
+                if self.context.hparams.n_pos > 1
+                else "--context-shift: this model's sliding-window memory cannot be shifted; "
                 "add --swa-full"
             )
 

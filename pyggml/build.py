@@ -396,7 +396,7 @@ def ssm_conv(x: Tensor, kernel: Tensor) -> Tensor:
     kernel is [n_kernel, n_channels].
     """
     n_tokens = x.ne[0] - kernel.ne[0] + 1
-    ok = x.type == kernel.type == F32 and x.ne[1] == kernel.ne[1] and x.ne[3] == 1
+    ok = x.type == F32 and x.ne[1] == kernel.ne[1] and x.ne[3] == 1
     _check(ok and n_tokens >= 0 and kernel.ne[2] == kernel.ne[3] == 1, Op.SSM_CONV, x, kernel)
     return Tensor(F32, (x.ne[1], n_tokens, x.ne[2], 1), op=Op.SSM_CONV, src=(x, kernel))
 

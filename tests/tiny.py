@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from tiny_arch import (
     Scalar,
 )
 from tiny_latent import LATENT_ARCHS, LATENT_VARIANTS
+from tiny_linear import LINEAR_ARCHS, LINEAR_SIZES, LINEAR_VARIANTS, linear_keys, linear_sizes
 from tiny_moe import MOE_ARCHS, MOE_VARIANTS
 from tiny_tokens import VOCABS
 
@@ -46,6 +48,8 @@ SMALL = {"n_embd": 128, "n_head": 6, "n_head_kv": 2, "head_dim": 32, "n_ff": 160
 SMALL |= {"n_expert": 12, "n_ff_exp": 96, "n_ff_shexp": 224}
 WIDE = {"n_embd": 256, "n_head": 8, "n_head_kv": 2, "head_dim": 64, "n_ff": 768}
 WIDE |= {"n_expert": 12, "n_ff_exp": 512, "n_ff_shexp": 1024}
+SMALL |= LINEAR_SIZES
+WIDE |= {**LINEAR_SIZES, "n_state": 32, "n_state_k": 5, "n_state_v": 40}
 
 ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
@@ -53,6 +57,7 @@ ARCHS = {
     "qwen3": Arch("qwen2", UNTIED, (*DENSE, *HEAD_NORMS), {"rope.freq_base": 1e6}),
     **LATENT_ARCHS,
     **MOE_ARCHS,
+    **LINEAR_ARCHS,
     # a window and a pattern that prompts of 33 tokens and 4 layers reach; as in Gemma 3 4B, only
     # the full layers scale their positions
     "gemma3": Arch(
@@ -192,6 +197,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **LATENT_VARIANTS,
     **MOE_VARIANTS,
+    **LINEAR_VARIANTS,
     "gemma3-softcap": ("gemma3", {"metadata": {"final_logit_softcapping": 4.0}}),
 }
 
@@ -210,9 +216,10 @@ def write_tiny(
 ) -> Path:
     """Write a random model of `arch` with matrices of `weight_type` to `path`; returns `path`.
 
-    `extra` and `omit` change the tensors of the row, `types` gives single matrices another type
-    (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets "<arch>." keys (the
-    name of a dimension stands for its size) and `dims` replaces dimensions such as n_layer.
+    `extra` and `omit` change the tensors of the row ("blk.0.ffn_up": of one layer), `types` gives
+    single matrices another type (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets
+    "<arch>." keys (the name of a dimension stands for its size) and `dims` replaces dimensions
+    such as n_layer.
     """
     row, types = ARCHS[arch], types or {}
     vocab = VOCABS[row.vocab]()
@@ -220,7 +227,7 @@ def write_tiny(
     writer = gguf.GGUFWriter(path, arch)
     add = functools.partial(add_metadata, writer)
     keys = {**common_metadata(size), **(expert_metadata(row, size) if row.has_experts else {})}
-    keys |= {**row.metadata, **(metadata or {})}
+    keys |= {**(linear_keys(size) if row.linear else {}), **row.metadata, **(metadata or {})}
     keys = {k: size.get(v, v) if isinstance(v, str) else v for k, v in keys.items()}
     size["n_rot"] = int(keys["rope.dimension_count"])
     for key, value in keys.items():
@@ -263,7 +270,7 @@ def dimensions(
     if "n_lora_kv" in size:
         size["n_latent"] = size["n_lora_kv"] + size["n_rot"]
         size["n_kv_b"] = size["n_head"] * (size["n_nope"] + size["n_head_v"])
-    return {**size, "n_vocab": n_vocab}
+    return {**size, **linear_sizes(size), "n_vocab": n_vocab}
 
 
 def common_metadata(size: Mapping[str, int]) -> dict[str, Scalar]:
@@ -302,26 +309,32 @@ def tensor_names(
     layer = (*row.layer, *(part for part in extra if part not in once))
     first = (*(row.first or row.layer), *layer[len(row.layer) :])
     layers = [first, *[layer] * (n_layer - 1)]
+    if row.linear:
+        linear = (*row.linear, *layer[len(row.layer) :])
+        layers = [layer if (il + 1) % 3 == 0 else linear for il in range(n_layer)]
     for prefix, parts in (("", top), *((f"blk.{il}.", layers[il]) for il in range(n_layer))):
         for part in parts:
             if part not in omit:
-                yield prefix + (part if part.endswith((".bias", ".scale")) else f"{part}.weight")
+                is_whole = part.endswith((".bias", ".scale")) or part == "ssm_a"
+                yield prefix + (part if is_whole else f"{part}.weight")
 
 
 def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> NDArray[np.float32]:
     """Values that depend on the seed and the name only, not on the other tensors of the model."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    *_, part, kind = name.split(".")
+    part = re.sub(r"\.(weight|bias|scale)$", "", name).split(".")[-1]
     if part in TOP_ONLY:
         return rope_factors(part, size["n_rot"] // 2)
     if part.isdigit():  # of one expert: ffn_up.3
         part = name.split(".")[-3]
     gain = {**GAINS, **row.gains}.get(part, 1.0)
     shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
-    if kind == "bias":
+    if name.endswith(".bias"):
         values = 0.3 * random.standard_normal(shape[:-1] or shape)
-    elif kind == "scale":
+    elif name.endswith(".scale"):
         values = 1 + 0.3 * random.standard_normal(shape[:1])
+    elif part == "ssm_a":  # states remember some ten tokens
+        values = -random.uniform(0.05, 0.5, shape)
     elif part.endswith("norm"):
         values = gain * (1 + 0.1 * random.standard_normal(shape))
     else:
@@ -355,13 +368,14 @@ def add_metadata(writer: gguf.GGUFWriter, key: str, value: Scalar | list[Any]) -
 def add_tensor(
     writer: gguf.GGUFWriter, name: str, data: NDArray[np.float32], type_name: str
 ) -> None:
-    """Add one tensor; vectors, biases and routers stay F32, as in every real model.
+    """Add one tensor; vectors, biases, routers and convolutions stay F32, as in real models.
 
     Rows that are no whole number of blocks become Q8_0.
     """
     if data.shape[-1] % GGMLType[type_name].block_size:
         type_name = "Q8_0"
-    is_small = data.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name
+    small = (".bias", "ffn_gate_inp", "ssm_conv1d")
+    is_small = data.ndim == 1 or any(part in name for part in small)
     if is_small or type_name == "F32":
         writer.add_tensor(name, data)
     else:

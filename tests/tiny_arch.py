@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Scalar = bool | int | float | str | None  # a key without value is left out
+Scalar = bool | int | float | str | list[int] | None  # a key without value is left out
 
 # In ggml order: columns (the inputs) first. One dimension is a norm.
 SHAPES: dict[str, tuple[str, ...]] = {
@@ -38,6 +38,16 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "ffn_gate_inp_shexp": ("n_embd",),
     "ffn_gate_up_exps": ("n_embd", "n_gate_up_exps", "n_expert"),
     "exp_probs_b": ("n_embd", "n_expert"),  # there is only its bias
+    "attn_gate": ("n_embd", "n_value"),
+    "ssm_conv1d": ("n_kernel", "n_mixed"),
+    "ssm_a": ("n_state_v",),
+    "ssm_dt": ("n_embd", "n_state_v"),  # there is only its bias
+    "ssm_in": ("n_embd", "n_mixed_gate"),
+    "ssm_ba": ("n_embd", "n_beta_alpha"),
+    "ssm_beta": ("n_embd", "n_state_v"),
+    "ssm_alpha": ("n_embd", "n_state_v"),
+    "ssm_norm": ("n_state",),
+    "ssm_out": ("n_value", "n_embd"),
     "eh_proj": ("n_embd_twice", "n_embd"),
     "enorm": ("n_embd",),
     "hnorm": ("n_embd",),
@@ -88,6 +98,7 @@ class Arch:
     sizes: Mapping[str, str] = field(default_factory=dict)  # numbers, or like "2*n_ff"
     shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
     first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`
+    linear: tuple[str, ...] = ()  # tensors of layers that attend linearly: two of three
 
     @property
     def has_experts(self) -> bool:

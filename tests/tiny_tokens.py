@@ -92,6 +92,7 @@ def spm() -> Vocab:
 VOCABS: dict[str, Callable[[], Vocab]] = {
     "llama-bpe": functools.partial(bpe, "llama-bpe", add_bos=True),
     "qwen2": functools.partial(bpe, "qwen2", add_bos=False),
+    "qwen35": functools.partial(bpe, "qwen35", add_bos=False),
     "glm4": functools.partial(bpe, "glm4", add_bos=False),
     "tekken": functools.partial(bpe, "tekken", add_bos=True),
     "smaug-bpe": functools.partial(bpe, "smaug-bpe", add_bos=False),

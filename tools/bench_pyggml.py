@@ -8,7 +8,6 @@ from pyggml.backend import tensor_get, tensor_set
 from pyggml.llama.batch import Batch
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
-from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model, ModelParams, load_model
 from pyggml.tensor import Tensor
 from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
@@ -20,19 +19,21 @@ class MemoryState:
     """What a context's memory held: cells and tensors."""
 
     def __init__(self, context: Context) -> None:
-        self._cells: list[Cells] = []
+        memory = context.memory
+        self._cells = [cache.cells.clone() for cache in memory.caches]
+        self._states = memory.state.cells.clone() if memory.state else None
         self._data: list[tuple[Tensor, bytearray]] = []
-        for cache in context.memory.caches:
-            self._cells.append(cache.cells.clone())
-            for tensor in (*cache.k.values(), *cache.v.values()):
-                data = bytearray(tensor.nbytes)
-                tensor_get(tensor, memoryview(data))
-                self._data.append((tensor, data))
+        for tensor in (tensor for part in memory.parts for tensor in part.tensors):
+            data = bytearray(tensor.nbytes)
+            tensor_get(tensor, memoryview(data))
+            self._data.append((tensor, data))
 
     def restore(self, context: Context) -> None:
         """Bring the memory back to this state."""
         for cache, cells in zip(context.memory.caches, self._cells, strict=True):
             cache.cells = cells.clone()
+        if context.memory.state and self._states:
+            context.memory.state.cells = self._states.clone()
         for tensor, data in self._data:
             tensor_set(tensor, memoryview(data))
 

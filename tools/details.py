@@ -150,8 +150,8 @@ def memory_lines(model: Model, context: Context) -> Iterator[str]:
 
 
 def _bytes_by_buffer_type(model: Model, context: Context) -> dict[BufferType, list[int]]:
-    """Bytes of weights, of the cache and of computing."""
-    caches = [cache.buffer for cache in context.memory.caches if cache.buffer is not None]
+    """Bytes of weights, of the memory of sequences and of computing."""
+    caches = [part.buffer for part in context.memory.parts if part.buffer is not None]
     found: dict[BufferType, list[int]] = {}
     for column, buffers in enumerate((model.buffers, caches)):
         for buffer in buffers:

@@ -221,7 +221,9 @@ def test_a_token_sees_the_past_of_its_first_sequence(
     n = len(tokens)
     positions = np.array([p for p, _ in tokens], np.int32)
     seq_ids = tuple(tuple(ids) for _, ids in tokens)
-    hidden = cache.mask(Ubatch(np.zeros(n, np.int32), positions, seq_ids, positions[:0]), 14)
+    hidden = cache.mask(
+        Ubatch(np.zeros(n, np.int32), positions, seq_ids, positions[:0], positions), 14
+    )
     assert hidden.shape == (n, 14)
     for row, (p, ids) in zip(hidden, tokens, strict=True):
         seen = {

@@ -1,0 +1,53 @@
+"""qwen35: dense Qwen 3.5, linear attention in most layers."""
+
+from dataclasses import replace
+
+from pyggml.gguf import Metadata
+from pyggml.llama.builder import Builder
+from pyggml.llama.delta_net import (
+    gated_attention,
+    linear_attention,
+    rope_sections,
+    want_gated_attention,
+    want_linear_attention,
+    with_delta_net,
+)
+from pyggml.llama.hparams import HParams, common, without_nextn
+from pyggml.llama.weights import WantList, Weights
+from pyggml.ops import RopeMode
+from pyggml.tensor import Tensor
+
+
+def hparams(kv: Metadata) -> HParams:
+    hp = with_delta_net(kv, without_nextn(kv, common(kv, RopeMode.IMROPE)))
+    return replace(hp, rope_sections=rope_sections(kv))
+
+
+def weights(hp: HParams) -> WantList:
+    want = WantList()
+    want.embeddings(hp.n_embd, hp.n_vocab)
+    for il in range(hp.n_layer):
+        want.norm(il, "attn_norm", hp.n_embd)
+        if hp.recurrent(il):
+            want_linear_attention(want, il, hp, grouped=False)
+        else:
+            want_gated_attention(want, il, hp)
+        want.norm(il, "post_attention_norm", hp.n_embd)
+        want.ffn(il, hp.n_embd, hp.n_ff[il])
+    want.ignore_nextn(hp)
+    return want
+
+
+def graph(b: Builder, w: Weights) -> Tensor:
+    x = b.embed(w["token_embd.weight"])
+    for layer in w.layers:
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
+        if b.hp.recurrent(layer.il):
+            h = linear_attention(b, layer, h)
+        else:
+            h = gated_attention(b, layer, h, w)
+        h, x = b.last_rows(layer.il, h, x)
+        x = b.add(h, x, "attn_residual", layer.il)
+        h = b.norm(x, layer["post_attention_norm.weight"], "attn_post_norm", layer.il)
+        x = b.add(b.ffn(layer, h), x, "l_out", layer.il)
+    return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])
