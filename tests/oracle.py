@@ -193,6 +193,12 @@ class LlamaCpp:
             logits = self._decode([token])
         return steps
 
+    def remove(self, seq: int, p0: int, p1: int) -> bool:
+        """Forget positions p0..p1-1 of a sequence; False if the memory cannot."""
+        memory = self._c.llama_get_memory(self._context)
+        removed: bool = self._c.llama_memory_seq_rm(memory, seq, p0, p1)
+        return removed
+
     def _decode(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens to the cache; their logits, [n_tokens, n_vocab]."""
         tokens = np.asarray(ids, np.int32)

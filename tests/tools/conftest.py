@@ -17,12 +17,14 @@ from pyggml.backends.reference.device import RefDevice
 from pyggml.tools import environment
 from pyggml.tools.main import run_tool
 
+MODELS = ("llama", "gemma3", "qwen35")
+
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Paths by architecture."""
     folder = tmp_path_factory.mktemp("models")
-    return {arch: str(tiny.write_tiny(folder / arch, arch)) for arch in ("llama", "gemma3")}
+    return {arch: str(tiny.write_tiny(folder / arch, arch)) for arch in MODELS}
 
 
 @pytest.fixture

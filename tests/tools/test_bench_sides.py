@@ -171,10 +171,13 @@ def test_work_is_random_but_the_same_for_both_sides() -> None:
     assert not np.array_equal(np.concatenate(other.prompt), tokens)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35"])
 @pytest.mark.usefixtures("reference_device")
 def test_a_restored_depth_computes_the_same(tiny_models: dict[str, str], arch: str) -> None:
-    """Gemma's window of 16 has moved past the depth's cells when it is restored."""
+    """Gemma's window of 16 has moved past the depth's cells when it is restored.
+
+    qwen35 has a state beside its cells.
+    """
     task = Task(model=tiny_models[arch], n_threads=1, n_ubatch=8, n_depth=20, n_prompt=30, n_gen=2)
     side = PyggmlSide()
     side.open(task)

@@ -208,6 +208,14 @@ def test_details(run: Run) -> None:
         assert re.search(f"^{line}$", err, re.MULTILINE), line
 
 
+def test_the_memory_of_a_recurrent_state_is_named(run: Run, tiny_models: dict[str, str]) -> None:
+    err = run("-m", tiny_models["qwen35"], *HELLO, "-v").err
+    sizes = re.findall(r"(KV|RS) buffer size = +([\d.]+) MiB", err)
+    assert [kind for kind, _ in sizes] == ["KV", "RS"] and float(sizes[1][1]) > 0
+    cells = r"size = .* \( +1 cells, +3 layers, +1 seqs\), R \(f32\): .* MiB, S \(f32\): .* MiB"
+    assert re.search(cells, err)
+
+
 def test_a_log_file_has_the_details(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("from an earlier run\n")
