@@ -127,6 +127,28 @@ def decode(data: bytes, field: Field) -> Value:
     return _numbers(data, field.item, field.offset, field.length)
 
 
+def stored_end(field: Field) -> int:
+    """The byte after a value."""
+    if field.type is ValueType.STRING:
+        return field.offset + field.length
+    kind = field.item or field.type
+    if field.starts is not None:
+        return int(field.starts[-1])
+    if kind is ValueType.ARRAY:
+        return stored_end(field.items[-1]) if field.items else field.offset
+    assert kind.dtype is not None
+    return field.offset + field.length * kind.dtype.itemsize
+
+
+def stored_start(field: Field) -> int:
+    """The first byte of a value: that of its length or of its element type, if it has one."""
+    return field.offset - _PREFIXES.get(field.type, 0)
+
+
+# a string follows its length, an array the type and the number of its elements
+_PREFIXES = {ValueType.STRING: 8, ValueType.ARRAY: 4 + 8}
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """One `--override-kv`: a key, the class of its value (int, float, bool, str) and the value."""
@@ -217,6 +239,16 @@ class Metadata(Mapping[str, Value]):
 
     def type_of(self, key: str) -> ValueType:
         return self._fields[key].type
+
+    def place(self, key: str) -> tuple[int, int]:
+        """Where a value is stored: the first byte and the one after the last, in its file."""
+        field = self._fields[key]
+        return stored_start(field), stored_end(field)
+
+    def stored(self, key: str) -> bytes:
+        """A value as the file holds it, without its type."""
+        start, end = self.place(key)
+        return self._data[start:end]
 
     def array_type(self, key: str) -> ValueType:
         """Element type of an array."""

@@ -23,16 +23,18 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One command; its module offers `run(values)`."""
+    """One command; its module offers `run(values)`, or a click group `command`."""
 
     name: str
     module: str
     help: str
+    is_group: bool = False
 
 
 TOOLS = (
     Tool("cli", "pyggml.tools.cli", "Continue a text, or chat."),
     Tool("bench", "pyggml.tools.bench", "Measure speed, alone or beside llama.cpp."),
+    Tool("gguf", "pyggml.tools.gguf", "Look into GGUF files and make new ones.", is_group=True),
 )
 
 
@@ -44,6 +46,11 @@ def cli() -> None:
 def bench() -> None:
     """Entry point of pyllama-bench."""
     run_tool("bench", sys.argv[1:])
+
+
+def gguf() -> None:
+    """Entry point of pyllama-gguf."""
+    run_tool("gguf", sys.argv[1:])
 
 
 def main() -> None:
@@ -77,7 +84,9 @@ def run_tool(name: str, args: Sequence[str]) -> None:
     except click.exceptions.Exit as request:
         sys.exit(request.exit_code)
     except click.ClickException as error:
-        _fail(f"{error.format_message()}\npyllama-{name} --help lists the options", USAGE)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        path = context.command_path if context else f"pyllama-{name}"
+        _fail(f"{error.format_message()}\n{path} --help lists the options", USAGE)
     except BrokenPipeError:
         # the reader of our output went away: nothing is wrong with us
         _forget_output()
@@ -94,6 +103,10 @@ def run_tool(name: str, args: Sequence[str]) -> None:
 def _run(name: str, args: Sequence[str], origins: dict[str, str]) -> None:
     """Run a tool; `origins` receives the flags whose values the environment gave."""
     tool = next(tool for tool in TOOLS if tool.name == name)
+    if tool.is_group:
+        group: click.Group = importlib.import_module(tool.module).command
+        group.main(list(args), f"pyllama-{name}", standalone_mode=False)
+        return
 
     def run(values: Values) -> None:
         importlib.import_module(tool.module).run(values)

@@ -1,13 +1,16 @@
 """Writes docs/cli.md from the flag tables: `python -m pyggml.tools.options_doc docs/cli.md`."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from pyggml.tools import environment
 from pyggml.tools.flag import Flag
 from pyggml.tools.flags import rows
-from pyggml.tools.main import TOOLS
+from pyggml.tools.main import TOOLS, Tool
 from pyggml.tools.options import ALWAYS
 
 INTRODUCTION = """\
@@ -33,6 +36,9 @@ def document() -> Iterator[str]:
     yield from INTRODUCTION.splitlines()
     for tool in TOOLS:
         yield from ("", f"## pyllama-{tool.name}", "", tool.help)
+        if tool.is_group:
+            yield from _commands(tool)
+            continue
         group = ""
         for name, flag in rows(tool.name):
             if name != group:
@@ -42,6 +48,18 @@ def document() -> Iterator[str]:
             yield _row(_names(flag), _meaning(flag), flag.default, _variable(flag))
         for names, text in ALWAYS:
             yield _row(f"`{names}`", text, "", "")
+
+
+def _commands(tool: Tool) -> Iterator[str]:
+    """The commands of a tool, with the help that each prints."""
+    group: click.Group = importlib.import_module(tool.module).command
+    path = f"pyllama-{tool.name}"
+    for name, command in group.commands.items():
+        settings = {**group.context_settings, "terminal_width": 100}
+        context = click.Context(command, info_name=f"{path} {name}", **settings)
+        yield from ("", f"### {path} {name}", "", "```")
+        yield from command.get_help(context).splitlines()
+        yield "```"
 
 
 def _row(*cells: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 from cli_process import Result, Run
+from gguf_tool import Tool, tool_with
 
 from pyggml import registry
 from pyggml.backends.reference.device import RefDevice
@@ -84,3 +85,9 @@ def run(
 
     yield start
     signal.signal(signal.SIGINT, on_interrupt)
+
+
+@pytest.fixture
+def gguf_tool(capsys: pytest.CaptureFixture[str]) -> Tool:
+    """Runs pyllama-gguf in this process."""
+    return tool_with(capsys)

@@ -1,0 +1,26 @@
+"""Runs pyllama-gguf in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cli_process import Result
+
+from pyggml.tools.main import run_tool
+
+Tool = Callable[..., Result]  # arguments, any that str() understands
+
+
+def tool_with(capsys: pytest.CaptureFixture[str]) -> Tool:
+    """What the command prints, and its exit code."""
+
+    def start(*args: object) -> Result:
+        code = 0
+        try:
+            run_tool("gguf", [str(arg) for arg in args])
+        except SystemExit as left:
+            code = int(left.code or 0)
+        return Result(code, *capsys.readouterr())
+
+    return start
