@@ -12,10 +12,6 @@ from pyggml.quants import CODECS
 
 PRODUCTS = tuple(t for t in CODECS if t not in (T.Q8_1, T.Q8_K))
 EXACT_PRODUCTS = (F32, F16, BF16)
-CPU_PRODUCTS = (
-    *(F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0),
-    *(T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS, T.MXFP4),
-)
 
 
 def _products() -> Iterator[Case]:
@@ -28,7 +24,6 @@ def _products() -> Iterator[Case]:
                 lambda x, t=type, k=k, m=m: b.mul_mat(x(k, 40, type=t), x(k, m)),
                 tolerance,
                 ggml=ROUNDED,
-                cpu=type in CPU_PRODUCTS,
             )
         yield Case(
             f"mul_mat_id-{type.label}",
@@ -37,7 +32,6 @@ def _products() -> Iterator[Case]:
             ),
             tolerance,
             ggml=ROUNDED,
-            cpu=type in CPU_PRODUCTS,
         )
 
 

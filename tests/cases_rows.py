@@ -28,12 +28,6 @@ def _norms() -> Iterator[Case]:
         yield Case(f"{name}-large", lambda x, f=function: f(x(576, 2, scale=1e4), 1e-5))
 
 
-CPU_ROWS = (
-    *(F32, F16, BF16, I32, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0),
-    *(T.IQ4_NL, T.IQ4_XS, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K),
-)
-
-
 CPU_WRITES = (F32, F16, BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL)
 
 
@@ -49,7 +43,6 @@ def _get_rows() -> Iterator[Case]:
             f"get_rows-{type.label}",
             lambda x, m=make: b.get_rows(m(x), x.ids(7, high=11)),
             tolerance=0,
-            cpu=type in CPU_ROWS,
         )
     yield Case(
         "get_rows-batched",

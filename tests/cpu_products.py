@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from op_case import random_blocks
 
 from pyggml import build, quants
 from pyggml.backend import alloc_tensors, tensor_get, tensor_set
 from pyggml.backends.cpu.device import CpuBackend, CpuDevice
+from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.dtypes import GGMLType
 from pyggml.graph import build_graph
 from pyggml.tensor import Tensor, new_tensor
@@ -56,8 +58,11 @@ class Products:
 
 
 def random_weights(type: GGMLType, rows: int, k: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Normally distributed rows in a type."""
-    values = np.random.default_rng(seed).standard_normal((rows, k), np.float32)
+    """Normally distributed rows in a type; random blocks where there is no quantizer."""
+    rng = np.random.default_rng(seed)
+    if type not in quants.QUANTIZABLE:
+        return random_blocks(rng, type, rows * k // type.block_size).reshape(rows, -1)
+    values = rng.standard_normal((rows, k), np.float32)
     return quants.quantize(values, type)
 
 
@@ -79,5 +84,5 @@ def expected(raw: NDArray[np.uint8], type: GGMLType, x: Floats) -> NDArray[np.fl
     """The product in float64 of the weights' values and the rounded activations."""
     rows = raw.nbytes // type.row_size(x.shape[1])
     weights = quants.dequantize(raw, type).reshape(rows, -1).astype(np.float64)
-    y = rounded(x, min(type.block_size, 256)) if type.is_quantized else x
+    y = rounded(x, LAYOUTS[type].activations.values) if type in LAYOUTS else x
     return y.astype(np.float64) @ weights.T

@@ -35,6 +35,21 @@ AGREES = 1e-12  # what real ggml keeps to elsewhere
 ROUNDED = 1e-7  # ... with activations rounded to 8 bits: a tie may go the other way
 
 
+def random_blocks(rng: np.random.Generator, type: GGMLType, n: int) -> NDArray[np.uint8]:
+    """Random bytes with sane scales, for types without a quantizer."""
+    layout = CODECS[type].layout
+    blocks = np.frombuffer(rng.bytes(n * layout.itemsize), np.uint8).copy()
+    records = blocks.view(layout)
+    if type == GGMLType.IQ1_M:  # the scale's bits are the top nibbles of four words
+        words = records["scales"].view("<u2").reshape(n, 4)
+        d = (rng.uniform(0.01, 0.1, n)).astype("<f2").view("<u2")
+        for i in range(4):
+            words[:, i] = words[:, i] & 0x0FFF | (d >> 4 * i & 15) << 12
+    else:
+        records["d"] = rng.uniform(0.01, 0.1, n)
+    return blocks
+
+
 class Leafs:
     """Makes the leafs of a case and keeps what they are to hold."""
 
@@ -53,23 +68,9 @@ class Leafs:
         shape = ne[::-1]
         if type in CODECS and type not in QUANTIZABLE:
             t = new_tensor(type, *ne)
-            self.values[t] = self._random_blocks(type, t.nbytes // type.type_size)
+            self.values[t] = random_blocks(self.rng, type, t.nbytes // type.type_size)
             return t
         return self.given((self.rng.uniform(-1, 1, shape) * scale).astype(np.float32), type)
-
-    def _random_blocks(self, type: GGMLType, n: int) -> Array:
-        """Random bytes with sane scales, for types without a quantizer."""
-        layout = CODECS[type].layout
-        blocks = np.frombuffer(self.rng.bytes(n * layout.itemsize), np.uint8).copy()
-        records = blocks.view(layout)
-        if type == GGMLType.IQ1_M:  # the scale's bits are the top nibbles of four words
-            words = records["scales"].view("<u2").reshape(n, 4)
-            d = (self.rng.uniform(0.01, 0.1, n)).astype("<f2").view("<u2")
-            for i in range(4):
-                words[:, i] = words[:, i] & 0x0FFF | (d >> 4 * i & 15) << 12
-        else:
-            records["d"] = self.rng.uniform(0.01, 0.1, n)
-        return blocks
 
     def ids(self, *ne: int, high: int, low: int = 0, type: GGMLType = I32) -> Tensor:
         """Integers of low...high-1."""

@@ -73,6 +73,8 @@ PLAIN_ROWS = {T.F32: "f32", T.F16: "f16", T.BF16: "bf16", T.I32: "f32"}  # I32 a
 BLOCK_ROWS = (
     *(T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL),
     *(T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_XS),
+    *(T.Q1_0, T.Q2_0, T.TQ1_0, T.TQ2_0, T.MXFP4, T.NVFP4),
+    *(T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS, T.IQ3_S),
 )
 
 

@@ -21,6 +21,18 @@ by the same field of the other, so all offsets double.
     Q4_K      256   1184  f16 d[8], dmin[8], u8 scale[2][8][4], min[2][8][4], q[4][8][8][4]
     Q5_K      256   1440  the same with u8 h[8][8][4] before q
     Q6_K      256   1696  i8 scale[4][8][4], 16 x u8 (ql, ql + 32, qh)[3][8][4], f16 d[8], 16 unused
+    Q1_0      256    288  f16 d[2][8], 2 x u8 q[4][8][4]
+    Q2_0      128    288  the same
+    NVFP4      64    288  u8 d[4][8] (unsigned floats), q[8][8][4]
+    TQ1_0     256    544  f16 d[8], 16 unused, u8 q[16][8][4]
+    TQ2_0     256    544  the same
+    IQ1_S     256    608  f16 d[8], 16 unused, u32 scale[8], shift[8], u8 q[16][8][4]
+    IQ1_M     256    640  the same with u32 scale[2][8]
+    IQ2_XXS   256    832  f16 d[8], 16 unused, u32 scale[8], u8 h[8][8][4], q[16][8][4]
+    IQ2_XS    256    864  the same with u32 scale[2][8]
+    IQ2_S     256    864  the same
+    IQ3_XXS   256   1088  f16 d[8], 16 unused, u32 scale[8], u8 q[32][8][4]
+    IQ3_S     256   1088  the same
 
 Two blocks share a unit where one would not be a multiple of 32 bytes: vectors that cross a cache
 line load at half speed. The second block of a last odd unit has d = 0.
@@ -29,9 +41,17 @@ In q, the low nibbles of a 32-block's bytes are its values 0..15 and the high on
 file; K types: 32-block 2i and 2i + 1). h holds the fifth bits: Q5_0 and Q5_1 value 4c + j is bit c
 of byte j; Q5_K as in the file.
 
+From Q1_0 on (kernels/codes.py) a byte of q or h holds fields of 1, 2 or 4 bits, the lowest first.
+Field n of a block of 32 g values, counted over the vectors, belongs to the values
+32 * (n % g) + 4 * (n // g) and following. Rows of a codebook are stored as their values: IQ1 in
+2 bits, IQ2 in 3 (h is the sign), IQ3 in 4. That takes up to 1.6 times the file's size (IQ2_XXS
+3.25 bits instead of 2.06), but no product has to look a codebook up. Without repacking the file's
+blocks are packed in scratch memory each time they are used.
+
 Activations lie in groups of GROUP columns (or alone): block by block, and in it column by column.
 
     q8    32 values  f32 d, f32 d * sum(q) or i32 -zero * sum(q), i8 q[32]         40 bytes
+    q8_halves 32     f32 d, i32 -zero * sum(q)[2], 4 unused, i8 q[32]              48 bytes
     q8_K  256        f32 d, 12 unused, i16 sums16[16], i16 sums32[8], i8 q[256]   320 bytes
 
 The sums of each 4 neighbours are stored in the order 0 2 1 3, as the bytes of scales unpack.
@@ -55,6 +75,7 @@ FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
 ROUTE_HEAD_BYTES: Final = 16  # of MUL_MAT_ID's routes (kernels/route.py)
 ROUTE_EXPERT_BYTES: Final = 24
 Q8_BYTES: Final = 40
+Q8_HALVES_BYTES: Final = 48
 Q8K_BYTES: Final = 320
 
 
@@ -94,6 +115,7 @@ class PanelLayout:
 
 
 _Q8 = ActivationFormat("quantize_q8", 32, Q8_BYTES)
+_Q8_HALVES = ActivationFormat("quantize_q8_halves", 32, Q8_HALVES_BYTES, 12)
 _Q8K = ActivationFormat("quantize_q8_k", 256, Q8K_BYTES)
 
 
@@ -115,4 +137,16 @@ LAYOUTS: dict[GGMLType, PanelLayout] = {
     GGMLType.Q4_K: PanelLayout(256, 1184, _Q8K),
     GGMLType.Q5_K: PanelLayout(256, 1440, _Q8K),
     GGMLType.Q6_K: PanelLayout(256, 1696, _Q8K),
+    GGMLType.Q1_0: PanelLayout(256, 288, _q8_zero(1)),
+    GGMLType.Q2_0: PanelLayout(128, 288, _q8_zero(1)),
+    GGMLType.NVFP4: PanelLayout(64, 288, _Q8_HALVES),
+    GGMLType.TQ1_0: PanelLayout(256, 544, _Q8K),
+    GGMLType.TQ2_0: PanelLayout(256, 544, _Q8K),
+    GGMLType.IQ1_S: PanelLayout(256, 608, _Q8K),
+    GGMLType.IQ1_M: PanelLayout(256, 640, _Q8K),
+    GGMLType.IQ2_XXS: PanelLayout(256, 832, _Q8K),
+    GGMLType.IQ2_XS: PanelLayout(256, 864, _Q8K),
+    GGMLType.IQ2_S: PanelLayout(256, 864, _Q8K),
+    GGMLType.IQ3_XXS: PanelLayout(256, 1088, _Q8K),
+    GGMLType.IQ3_S: PanelLayout(256, 1088, _Q8K),
 }

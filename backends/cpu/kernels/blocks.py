@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from pyggml.backends.cpu.kernels.blocks_codes import CODE_BLOCKS
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
 from pyggml.backends.cpu.kernels.simd import (
     F16,
@@ -118,6 +119,17 @@ def _iq4_nl(b: Any, block: Any) -> Iterator[V]:
         yield _table(b, _ints(nibble), IQ4_VALUES).to_float() * d
 
 
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(b: Any, block: Any) -> Iterator[V]:
+    """A power of two, 2**(e - 128), times FP4; e < 2 gives subnormal numbers."""
+    e, q = _splat(b, _byte(b, block, 0)), _bytes(b, block, 1)
+    d = e.if_less(2, e.constant(0x200000) << e, (e - 1) << 23).cast("f32")
+    for nibble in (q & 15, q >> 4):
+        yield _table(b, _ints(nibble), FP4_VALUES).to_float() * d
+
+
 # ---------------------------------------------------------------- blocks of 256
 def _scale_min(b: Any, scales: Any, j: int) -> tuple[V, V]:
     """The 6-bit scale and minimum of sub-block j (Q4_K, Q5_K)."""
@@ -217,10 +229,12 @@ BLOCKS: dict[str, Block] = {
     "q5_1": Block(32, 24, _q5_1),
     "q8_0": Block(32, 34, _q8_0),
     "iq4_nl": Block(32, 18, _iq4_nl),
+    "mxfp4": Block(32, 17, _mxfp4),
     "q2_k": Block(256, 84, _q2_k),
     "q3_k": Block(256, 110, _q3_k),
     "q4_k": Block(256, 144, _q4_k),
     "q5_k": Block(256, 176, _q5_k),
     "q6_k": Block(256, 210, _q6_k),
     "iq4_xs": Block(256, 136, _iq4_xs),
+    **{t.name.lower(): Block(t.block_size, t.type_size, f) for t, f in CODE_BLOCKS.items()},
 }

@@ -40,7 +40,7 @@ class V:
     def _same(self, value: Any) -> V:
         return V(self.b, self.vec, value)
 
-    def _operand(self, other: V | int) -> Any:
+    def _operand(self, other: V | float) -> Any:
         if isinstance(other, V):
             assert other.vec == self.vec, f"{self.vec} and {other.vec}"
             return other.value
@@ -70,7 +70,7 @@ class V:
         sub = self.b.fsub if self.vec.is_float else self.b.sub
         return self._same(sub(self.value, self._operand(other)))
 
-    def __mul__(self, other: V | int) -> V:
+    def __mul__(self, other: V | float) -> V:
         mul = self.b.fmul if self.vec.is_float else self.b.mul
         return self._same(mul(self.value, self._operand(other)))
 

@@ -28,7 +28,7 @@ from pyggml.backends.cpu.kernels.simd import (
     zero,
 )
 from pyggml.backends.cpu.kernels.simd_ops import fabs, reduce_add, reduce_max, round_even, vmax
-from pyggml.backends.cpu.panels import Q8_BYTES, Q8K_BYTES
+from pyggml.backends.cpu.panels import Q8_BYTES, Q8_HALVES_BYTES, Q8K_BYTES
 
 
 @inline
@@ -66,6 +66,18 @@ def quantize_q8_block(x: int, out: int, zero_point: int) -> None:
     store(out + 16, convert(i8x8, q1))
     store(out + 24, convert(i8x8, q2))
     store(out + 32, convert(i8x8, q3))
+
+
+@inline
+def quantize_q8_halves_block(x: int, out: int, zero_point: int) -> None:
+    largest = largest32(x)
+    inverse = inverse_scale(largest)
+    store(out, largest * float32(1.0 / 127.0))
+    for i in range(2):
+        q0, q1 = quantize8(x + 64 * i, inverse), quantize8(x + 64 * i + 32, inverse)
+        store(out + 4 + 4 * i, int32(-zero_point * reduce_add(q0 + q1)))
+        store(out + 16 + 16 * i, convert(i8x8, q0))
+        store(out + 24 + 16 * i, convert(i8x8, q1))
 
 
 @inline
@@ -142,6 +154,7 @@ def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
 
 
 _quantize_q8_rows = _rows_quantizer(quantize_q8_block, 32, Q8_BYTES)
+_quantize_q8_halves_rows = _rows_quantizer(quantize_q8_halves_block, 32, Q8_HALVES_BYTES)
 _quantize_q8_k_rows = _rows_quantizer(quantize_q8_k_block, 256, Q8K_BYTES)
 
 
@@ -149,6 +162,12 @@ _quantize_q8_k_rows = _rows_quantizer(quantize_q8_k_block, 256, Q8K_BYTES)
 def quantize_q8(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     """F32 rows to q8."""
     _quantize_q8_rows(node, chunk, n_chunks)
+
+
+@graph_kernel
+def quantize_q8_halves(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """F32 rows to q8 with a sum of each half."""
+    _quantize_q8_halves_rows(node, chunk, n_chunks)
 
 
 @graph_kernel

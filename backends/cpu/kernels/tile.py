@@ -86,7 +86,9 @@ class Tile:
     # ------------------------------------------------------------ activations, repeated per row
     def block(self, index: int) -> list[Any]:
         """Addresses of block `index` of the unit, one per column."""
-        y = self.b.add(self.y, self.y_step) if index else self.y
+        y = self.y
+        for _ in range(index):
+            y = self.b.add(y, self.y_step)
         return [at(self.b, y, self.column_bytes * c) for c in range(self.columns)]
 
     def bytes4(self, address: Any, offset: int) -> V:

@@ -1,0 +1,160 @@
+"""The bodies of the products with the types of codes.py, as in tile.py: one unit of a panel.
+
+A weight is an unsigned integer less `Codes.zero`: the sum of what that makes too much is taken
+from the activations' sums. So no instruction set needs signed quants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from llvmlite import ir
+
+from pyggml.backends.cpu.kernels.codes import CODES, Codes
+from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.simd import Vec, half_to_float
+from pyggml.backends.cpu.kernels.tile import (
+    BODIES,
+    QUANTS,
+    SUMS16,
+    SUMS32,
+    Dots,
+    Tile,
+    _added,
+    _scaled,
+    _times_sums,
+)
+from pyggml.dtypes import GGMLType
+
+
+class Weights:
+    """Unsigned weights of a block of `groups` times 32 values, whose codes start at `start`."""
+
+    def __init__(self, tile: Tile, codes: Codes, groups: int, start: int) -> None:
+        self.tile, self.codes, self.groups = tile, codes, groups
+        self.start = start
+        self.low = start + {"": 0, "eight": 32, "value": 256}[codes.high]
+        self.limit = 0x7FFF // (2 * 127 * codes.largest)  # see tile.py
+
+    def __call__(self, g: int, c: int) -> V:
+        """Of each row the values 32 * g + 4 * c and the following three."""
+        codes, place = self.codes, self.groups * c + g
+        if codes.high == "eight":
+            return self._field(self.low, place, codes.bits, 3) | self._shift(g, c)
+        q = self._field(self.low, place, codes.bits, codes.step // 2)
+        if codes.high == "value":
+            q = q | self._field(self.start, place, 1, codes.bits)
+        return q if codes.step else q.lookup(codes.entries(codes.zero))
+
+    def _field(self, start: int, place: int, bits: int, up: int) -> V:
+        """A field of each byte times 2**up; several places share a byte."""
+        per_byte = 8 // bits
+        q = self.tile.quants(start + 32 * (place // per_byte))
+        down = bits * (place % per_byte)
+        q = q >> down - up if down >= up else q << up - down
+        return q & ((1 << bits) - 1) << up
+
+    def _shift(self, g: int, c: int) -> V:
+        """2 where IQ1 shifts 8 values up instead of down, an eighth of their step."""
+        words = self.tile.words(self.start)
+        return (words << 31 - (4 * g + c // 2) >> 31 & 0x02020202).cast("u8")
+
+
+# ---------------------------------------------------------------- blocks of 256
+_SCALES = 32  # where they start in the unit
+
+
+class Scales:
+    """4-bit scales n that stand for 2 * n + 1: 8 in a word, in the order 0 1 4 5 2 3 6 7."""
+
+    def __init__(self, tile: Tile, codes: Codes) -> None:
+        self.tile, self.values = tile, codes.scaled or 32
+        self.count = 256 // self.values if codes.scaled else 0
+        self.nbytes = 4 * self.count
+
+    def __call__(self, sub: int) -> V | None:
+        """The scale of each row, if there are any."""
+        if not self.count:
+            return None
+        words = self.tile.words(_SCALES + 32 * (sub // 8))
+        place = (sub & 1) | (sub >> 2 & 1) << 1 | (sub >> 1 & 1) << 2
+        words = words >> 4 * place - 1 if place else words << 1
+        return words & 30 | words.constant(1)
+
+    def pairs(self) -> list[tuple[V, V]]:
+        """Of each 4 sub-blocks the scales 0 and 2, and 1 and 3, as i16."""
+        if not self.count:
+            vec = Vec("i16", 2 * self.tile.rows)
+            ones = V(self.tile.b, vec, ir.Constant(vec.ir, [1] * vec.lanes))
+            return [(ones, ones)] * 2
+        found: list[V] = []
+        for i in range(0, self.count, 8):
+            words = self.tile.words(_SCALES + 4 * i)
+            for place in range(4):
+                n = (words >> 4 * place & 0x000F000F) << 1
+                found.append((n | n.constant(0x00010001)).cast("i16"))
+        return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _k(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
+    ys, total = tile.block(0), list[V]()
+    scales = Scales(tile, codes)
+    weights = Weights(tile, codes, 8, _SCALES + scales.nbytes)
+    for sub in range(256 // scales.values):
+        dots = Dots(tile, ys, weights.limit, scales(sub))
+        for v in range(scales.values * sub, scales.values * (sub + 1), 4):
+            dots.add(weights(v // 32, v % 32 // 4), QUANTS + v)
+        total = tile.in_order(_added(total, dots.finish()))
+    zeros = [(a * codes.zero, b * codes.zero) for a, b in scales.pairs()]
+    sums = _times_sums(tile, zeros, SUMS16 if scales.values == 16 else SUMS32)
+    total = [t - s for t, s in zip(total, sums, strict=True)]
+    return _scaled(tile, acc, total, tile.halfs(0) * codes.factor, ys)
+
+
+# ---------------------------------------------------------------- blocks of 32
+def _two_blocks(codes: Codes, groups: int, tile: Tile, acc: list[V]) -> list[V]:
+    """Two blocks of `groups` times 32 values, one scale each."""
+    nbytes = 32 * codes.bits * groups
+    for i in range(2):
+        weights = Weights(tile, codes, groups, 32 + nbytes * i)
+        for g in range(groups):
+            ys = tile.block(groups * i + g)
+            dots = Dots(tile, ys, weights.limit, start=4)
+            for c in range(8):
+                dots.add(weights(g, c), 8 + 4 * c)
+            acc = tile.in_order(_scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys))
+    return acc
+
+
+def _small_floats(tile: Tile, offset: int) -> V:
+    """Half of an unsigned 8-bit float of each row: 4 bits of exponent, 3 of mantissa."""
+    b, narrow = tile.b, tile._weights(Vec("u8", 8), offset)
+    vec = Vec("u16", tile.rows)
+    halfs = (V(b, vec, b.zext(narrow.value, vec.ir)) << 7).cast("f16")
+    # a half's exponent is biased by 15, this one by 7
+    return V(b, Vec("f32", tile.rows), half_to_float(b, halfs.value)) * 128
+
+
+def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
+    """Four blocks of 16; the activations' blocks have a sum of each half."""
+    weights = Weights(tile, codes, 2, 32)
+    for sub in range(4):
+        g, half = divmod(sub, 2)
+        ys = tile.block(g)
+        dots = Dots(tile, ys, weights.limit, start=4 + 4 * half)
+        for c in range(4 * half, 4 * half + 4):
+            dots.add(weights(g, c), 16 + 4 * c)
+        acc = tile.in_order(_scaled(tile, acc, dots.finish(), _small_floats(tile, 8 * sub), ys))
+    return acc
+
+
+def _body(type: GGMLType, codes: Codes) -> Callable[[Tile, list[V]], list[V]]:
+    if type == GGMLType.NVFP4:
+        return partial(_nvfp4, codes)
+    if type.block_size < 256:
+        return partial(_two_blocks, codes, type.block_size // 32)
+    return partial(_k, codes)
+
+
+BODIES.update({type: _body(type, codes) for type, codes in CODES.items()})
