@@ -23,7 +23,7 @@ by the same field of the other, so all offsets double.
     Q6_K      256   1696  i8 scale[4][8][4], 16 x u8 (ql, ql + 32, qh)[3][8][4], f16 d[8], 16 unused
     Q1_0      256    288  f16 d[2][8], 2 x u8 q[4][8][4]
     Q2_0      128    288  the same
-    NVFP4      64    288  u8 d[4][8] (unsigned floats), q[8][8][4]
+    NVFP4      64    288  u8 d[8][4] (unsigned floats), q[8][8][4]
     TQ1_0     256    544  f16 d[8], 16 unused, u8 q[16][8][4]
     TQ2_0     256    544  the same
     IQ1_S     256    608  f16 d[8], 16 unused, u32 scale[8], shift[8], u8 q[16][8][4]
@@ -41,11 +41,11 @@ In q, the low nibbles of a 32-block's bytes are its values 0..15 and the high on
 file; K types: 32-block 2i and 2i + 1). h holds the fifth bits: Q5_0 and Q5_1 value 4c + j is bit c
 of byte j; Q5_K as in the file.
 
-From Q1_0 on (kernels/codes.py) a byte of q or h holds fields of 1, 2 or 4 bits, the lowest first.
-Field n of a block of 32 g values, counted over the vectors, belongs to the values
-32 * (n % g) + 4 * (n // g) and following. Rows of a codebook are stored as their values: IQ1 in
-2 bits, IQ2 in 3 (h is the sign), IQ3 in 4. That takes up to 1.6 times the file's size (IQ2_XXS
-3.25 bits instead of 2.06), but no product has to look a codebook up. Without repacking the file's
+From Q1_0 on (kernels/codes.py) a byte of q or h holds fields of 1, 2 or 4 bits, lowest first. They
+belong to groups of 32 values and, where a block has fewer groups than a byte has fields, also to
+the next 4 values of the groups (codes.place). Rows of a codebook are stored as their values: IQ1 in
+2 bits, IQ2 in 3 (h is the sign), IQ3 in 4. No product looks into a codebook, at the price of memory:
+up to 1.6 times the file's size (IQ2_XXS: 3.25 bits instead of 2.06). Without repacking the file's
 blocks are packed in scratch memory each time they are used.
 
 Activations lie in groups of GROUP columns (or alone): block by block, and in it column by column.

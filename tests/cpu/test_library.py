@@ -145,7 +145,7 @@ def test_cached_run_needs_no_numba() -> None:
 def test_every_cpu_computes_the_same_bits(type) -> None:
     """Without any CPU feature: the generic forms of all operations."""
     host, portable = Products(), Products(CpuDevice(KernelLibrary(Target.portable())))
-    k = max(96, type.block_size)
+    k = 3 * max(32, type.block_size)
     raw, x = random_weights(type, 19, k), random_columns(9, k)
     for n in (1, 9):
         a, b = host.product(raw, type, x[:n]), portable.product(raw, type, x[:n])

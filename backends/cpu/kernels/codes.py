@@ -52,6 +52,17 @@ class Codes:
         return step if linear and step in (1, 2) else 0
 
 
+def place(groups: int, bits: int, g: int, c: int) -> tuple[int, int]:
+    """Vector and field that hold 4 values from 32 * g + 4 * c on, of `groups` times 32 values.
+
+    The fields of a byte are groups first, and c where there are too few.
+    """
+    per_byte = 8 // bits
+    of_groups = min(groups, per_byte)
+    of_c = per_byte // of_groups
+    return g // of_groups * (8 // of_c) + c // of_c, of_groups * (c % of_c) + g % of_groups
+
+
 # ---------------------------------------------------------------- the table
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TERNARY: Final = (-1, 0, 1, 2)  # 2 occurs only in Q2_0

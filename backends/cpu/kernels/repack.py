@@ -220,7 +220,7 @@ BLOCKS: dict[GGMLType, Callable[[Rows], None]] = {
     GGMLType.Q6_K: _q6_k,
 }
 # Where all that `Rows.store` writes starts in a unit, if not after 32 bytes of halfs.
-STORED_AT = {GGMLType.Q3_K: 0, GGMLType.Q6_K: 0, GGMLType.MXFP4: 0}
+STORED_AT = dict.fromkeys((GGMLType.Q3_K, GGMLType.Q6_K, GGMLType.MXFP4, GGMLType.NVFP4), 0)
 
 
 def _block_operation(type: GGMLType) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.backends.cpu.kernels.codes import CODES, Codes
+from pyggml.backends.cpu.kernels.codes import CODES, Codes, place
 from pyggml.backends.cpu.kernels.emit import V, at
 from pyggml.backends.cpu.kernels.repack import BLOCKS, Rows
 from pyggml.backends.cpu.kernels.rows import steps
@@ -38,10 +38,13 @@ def _joined(parts: Sequence[V]) -> V:
 
 
 def _plane(words: Sequence[V], first: int, bits: int) -> list[V]:
-    """Some bits of all codes, several places in a byte; `words` are in the order of places."""
-    mask, per_byte = ((1 << bits) - 1) * 0x01010101, 8 // bits
-    fields = [(w >> first & mask) << bits * (i % per_byte) for i, w in enumerate(words)]
-    return [_joined(fields[i : i + per_byte]) for i in range(0, len(fields), per_byte)]
+    """Some bits of all codes in the places of codes.py; `words` are in the order of values."""
+    groups, mask = len(words) // 8, ((1 << bits) - 1) * 0x01010101
+    vectors: list[list[V]] = [[] for _ in range(groups * bits)]
+    for i, word in enumerate(words):
+        vector, field = place(groups, bits, *divmod(i, 8))
+        vectors[vector].append((word >> first & mask) << bits * field)
+    return [_joined(fields) for fields in vectors]
 
 
 def _scale_words(rows: Rows, count: int) -> list[V]:
@@ -58,18 +61,18 @@ def _shift_word(words: Sequence[V]) -> V:
 def _pack(type: GGMLType, codes: Codes, rows: Rows) -> None:
     rows, n = _spread(rows, codes), type.block_size // 4
     values = [w for i in range(0, n, 4) for w in rows.words(4 * i, 4)]
-    places = [values[8 * g + c] for c in range(8) for g in range(n // 8)]
     high: list[V] = []
     if codes.high == "eight":
         high = [_shift_word(values)]
     elif codes.high == "value":
-        high = _plane(places, codes.bits, 1)
-    scales = _scale_words(rows, 256 // codes.scaled) if codes.scaled else []
-    rows.store([*scales, *high, *_plane(places, 0, codes.bits)], 0)
+        high = _plane(values, codes.bits, 1)
+    scales: list[V] = []
     if type == GGMLType.NVFP4:
-        lanes = [4 * r + sub for sub in range(4) for r in range(8)]
-        rows.word(SCALES).cast("u8").pick(lanes).store(rows.scales)
-    else:
+        scales = [rows.word(SCALES)]
+    elif codes.scaled:
+        scales = _scale_words(rows, 256 // codes.scaled)
+    rows.store([*scales, *high, *_plane(values, 0, codes.bits)], 0)
+    if type != GGMLType.NVFP4:
         rows.store_halfs(D, 0)
 
 

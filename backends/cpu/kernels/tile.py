@@ -181,7 +181,7 @@ class Dots:
 
     def _widen(self) -> None:
         factor = _ones(self.sums[0]) if self.scale is None else _twice(self.scale)
-        self.totals = _added(self.totals, [add_pairs(s, factor) for s in self.sums])
+        self.totals = added(self.totals, [add_pairs(s, factor) for s in self.sums])
         self.sums, self.count = [], 0
 
     def finish(self) -> list[V]:
@@ -190,10 +190,10 @@ class Dots:
             return self.sums if self.scale is None else [s * self.scale for s in self.sums]
         if self.sums:
             self._widen()
-        return self.totals if self.start is None else _added(self._first(), self.totals)
+        return self.totals if self.start is None else added(self._first(), self.totals)
 
 
-def _added(before: list[V], more: list[V]) -> list[V]:
+def added(before: list[V], more: list[V]) -> list[V]:
     return [a + b for a, b in zip(before, more, strict=True)] if before else more
 
 
@@ -207,7 +207,7 @@ def _twice(scale: V) -> V:
 
 
 # ---------------------------------------------------------------- blocks of 32
-def _scaled(tile: Tile, acc: list[V], dots: list[V], d: V, ys: Sequence[Any]) -> list[V]:
+def scaled(tile: Tile, acc: list[V], dots: list[V], d: V, ys: Sequence[Any]) -> list[V]:
     """acc + (dots * d of the weights) * d of the activations.
 
     The products of both d, though ready earlier, would halve the speed of prompts on Zen 5.
@@ -235,7 +235,7 @@ def _nibbles(tile: Tile, ys: Sequence[Any], at: int, h: V | None, start: int | N
 def q4_0(tile: Tile, acc: list[V]) -> list[V]:
     for i in range(2):
         ys = tile.block(i)
-        acc = _scaled(tile, acc, _nibbles(tile, ys, 32 + 128 * i, None, 4), tile.halfs(16 * i), ys)
+        acc = scaled(tile, acc, _nibbles(tile, ys, 32 + 128 * i, None, 4), tile.halfs(16 * i), ys)
     return acc
 
 
@@ -243,13 +243,13 @@ def q5_0(tile: Tile, acc: list[V]) -> list[V]:
     for i in range(2):
         ys, at = tile.block(i), 32 + 160 * i
         dots = _nibbles(tile, ys, at + 32, tile.quants(at), 4)
-        acc = _scaled(tile, acc, dots, tile.halfs(16 * i), ys)
+        acc = scaled(tile, acc, dots, tile.halfs(16 * i), ys)
     return acc
 
 
 def _with_minimum(tile: Tile, acc: list[V], dots: list[V]) -> list[V]:
     ys = tile.block(0)
-    acc, m = _scaled(tile, acc, dots, tile.halfs(0), ys), tile.halfs(16)
+    acc, m = scaled(tile, acc, dots, tile.halfs(0), ys), tile.halfs(16)
     return [m.fma(tile.number(y, 4), a) for a, y in zip(acc, ys, strict=True)]
 
 
@@ -267,7 +267,7 @@ def q8_0(tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, 1, start=4 if HAS_VNNI else None)
         for c in range(8):
             dots.add_signed(tile.quants(32 + 256 * i + 32 * c).cast("i8"), 8 + 4 * c)
-        acc = _scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys)
+        acc = scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys)
     return acc
 
 
@@ -289,20 +289,20 @@ def iq4_nl(tile: Tile, acc: list[V]) -> list[V]:
     for i in range(2):
         ys = tile.block(i)
         dots = _listed(tile, ys, 32 + 128 * i, IQ4_TABLE)
-        acc = _scaled(tile, acc, dots, tile.halfs(16 * i), ys)
+        acc = scaled(tile, acc, dots, tile.halfs(16 * i), ys)
     return acc
 
 
 def mxfp4(tile: Tile, acc: list[V]) -> list[V]:
     ys = tile.block(0)
-    return _scaled(tile, acc, _listed(tile, ys, 32, MXFP4_TABLE), tile.floats(0), ys)
+    return scaled(tile, acc, _listed(tile, ys, 32, MXFP4_TABLE), tile.floats(0), ys)
 
 
 # ---------------------------------------------------------------- blocks of 256
 SUMS16, SUMS32, QUANTS = 16, 48, 64  # offsets in a q8_K block
 
 
-def _times_sums(tile: Tile, words: Sequence[tuple[V, V]], sums: int) -> list[V]:
+def times_sums(tile: Tile, words: Sequence[tuple[V, V]], sums: int) -> list[V]:
     """Sums over sub-blocks of an i16 of each row times the activations' sum.
 
     Each of `words` holds four sub-blocks as two vectors of pairs: 0 and 2, 1 and 3.
@@ -312,7 +312,7 @@ def _times_sums(tile: Tile, words: Sequence[tuple[V, V]], sums: int) -> list[V]:
         for part, factors in enumerate(pairs):
             at = sums + 8 * i + 4 * part
             more = [add_pairs(factors, tile.pair(y, at)) for y in tile.block(0)]
-            totals = _added(totals, more)
+            totals = added(totals, more)
     return totals
 
 
@@ -327,10 +327,10 @@ def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
             if fifth is not None:
                 q = q | ((tile.quants(fifth + 32 * c) >> sub & 1) << 4)
             dots.add(q, QUANTS + 32 * sub + 4 * c)
-        total = tile.in_order(_added(total, dots.finish()))
-    acc = _scaled(tile, acc, total, tile.halfs(0), ys)
+        total = tile.in_order(added(total, dots.finish()))
+    acc = scaled(tile, acc, total, tile.halfs(0), ys)
     minimums = [_byte_pairs(tile.words(at)) for at in (96, 128)]
-    return _scaled(tile, acc, _times_sums(tile, minimums, SUMS32), -tile.halfs(16), ys)
+    return scaled(tile, acc, times_sums(tile, minimums, SUMS32), -tile.halfs(16), ys)
 
 
 def q4_k(tile: Tile, acc: list[V]) -> list[V]:
@@ -377,7 +377,7 @@ def _sixteens(
                 dots = Dots(tile, tile.block(0), limit, scale(8 * half + 2 * group + part))
                 for c in range(4 * part, 4 * part + 4):
                     dots.add(quants(half, group, c), QUANTS + 128 * half + 32 * group + 4 * c)
-                total = tile.in_order(_added(total, dots.finish()))
+                total = tile.in_order(added(total, dots.finish()))
     return total
 
 
@@ -389,10 +389,10 @@ def q2_k(tile: Tile, acc: list[V]) -> list[V]:
         return tile.quants(160 + 256 * half + 32 * c) >> 2 * group & 3
 
     ys = tile.block(0)
-    acc = _scaled(tile, acc, _sixteens(tile, 8, scale, quants), tile.halfs(0), ys)
+    acc = scaled(tile, acc, _sixteens(tile, 8, scale, quants), tile.halfs(0), ys)
     minimums = [tile.words(32 + 32 * i) >> 4 & 0x0F0F0F0F for i in range(4)]
-    sums = _times_sums(tile, [_byte_pairs(m) for m in minimums], SUMS16)
-    return _scaled(tile, acc, sums, -tile.halfs(16), ys)
+    sums = times_sums(tile, [_byte_pairs(m) for m in minimums], SUMS16)
+    return scaled(tile, acc, sums, -tile.halfs(16), ys)
 
 
 def q3_k(tile: Tile, acc: list[V]) -> list[V]:
@@ -405,8 +405,8 @@ def q3_k(tile: Tile, acc: list[V]) -> list[V]:
 
     total = _sixteens(tile, 8, scale, quants)
     scales = [_signed_pairs(tile.words(32 * i)) for i in range(4)]
-    dots = _less(total, _times_sums(tile, scales, SUMS16), 2)
-    return _scaled(tile, acc, dots, tile.halfs(896), tile.block(0))
+    dots = _less(total, times_sums(tile, scales, SUMS16), 2)
+    return scaled(tile, acc, dots, tile.halfs(896), tile.block(0))
 
 
 def iq4_xs(tile: Tile, acc: list[V]) -> list[V]:
@@ -418,11 +418,11 @@ def iq4_xs(tile: Tile, acc: list[V]) -> list[V]:
             q = tile.quants(96 + 128 * sub + 32 * c)
             dots.add_listed(q & 15, IQ4_TABLE, QUANTS + 32 * sub + 4 * c)
             dots.add_listed(q >> 4, IQ4_TABLE, QUANTS + 32 * sub + 16 + 4 * c)
-        total = tile.in_order(_added(total, dots.finish()))
+        total = tile.in_order(added(total, dots.finish()))
     if HAS_VNNI:  # the table's entries were shifted by 128
         scales = [_signed_pairs(tile.words(32 + 32 * i)) for i in range(2)]
-        total = _less(total, _times_sums(tile, scales, SUMS32), 7)
-    return _scaled(tile, acc, total, tile.halfs(0), ys)
+        total = _less(total, times_sums(tile, scales, SUMS32), 7)
+    return scaled(tile, acc, total, tile.halfs(0), ys)
 
 
 def _six_bits(tile: Tile, at: int, group: int) -> V:
@@ -442,8 +442,8 @@ def q6_k(tile: Tile, acc: list[V]) -> list[V]:
 
     total = _sixteens(tile, 2, scale, quants)
     scales = [_signed_pairs(tile.words(32 * i)) for i in range(4)]
-    dots = _less(total, _times_sums(tile, scales, SUMS16), 5)
-    return _scaled(tile, acc, dots, tile.halfs(1664), tile.block(0))
+    dots = _less(total, times_sums(tile, scales, SUMS16), 5)
+    return scaled(tile, acc, dots, tile.halfs(1664), tile.block(0))
 
 
 Body = Callable[[Tile, list[V]], list[V]]

@@ -11,7 +11,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from pyggml.backends.cpu.kernels.codes import CODES, Codes
+from pyggml.backends.cpu.kernels.codes import CODES, Codes, place
 from pyggml.backends.cpu.kernels.emit import V
 from pyggml.backends.cpu.kernels.simd import Vec, half_to_float
 from pyggml.backends.cpu.kernels.tile import (
@@ -21,9 +21,9 @@ from pyggml.backends.cpu.kernels.tile import (
     SUMS32,
     Dots,
     Tile,
-    _added,
-    _scaled,
-    _times_sums,
+    added,
+    scaled,
+    times_sums,
 )
 from pyggml.dtypes import GGMLType
 
@@ -39,19 +39,18 @@ class Weights:
 
     def __call__(self, g: int, c: int) -> V:
         """Of each row the values 32 * g + 4 * c and the following three."""
-        codes, place = self.codes, self.groups * c + g
+        codes = self.codes
         if codes.high == "eight":
-            return self._field(self.low, place, codes.bits, 3) | self._shift(g, c)
-        q = self._field(self.low, place, codes.bits, codes.step // 2)
+            return self._field(self.low, g, c, codes.bits, 3) | self._shift(g, c)
+        q = self._field(self.low, g, c, codes.bits, codes.step // 2)
         if codes.high == "value":
-            q = q | self._field(self.start, place, 1, codes.bits)
+            q = q | self._field(self.start, g, c, 1, codes.bits)
         return q if codes.step else q.lookup(codes.entries(codes.zero))
 
-    def _field(self, start: int, place: int, bits: int, up: int) -> V:
-        """A field of each byte times 2**up; several places share a byte."""
-        per_byte = 8 // bits
-        q = self.tile.quants(start + 32 * (place // per_byte))
-        down = bits * (place % per_byte)
+    def _field(self, start: int, g: int, c: int, bits: int, up: int) -> V:
+        """A field of each byte times 2**up."""
+        vector, field = place(self.groups, bits, g, c)
+        q, down = self.tile.quants(start + 32 * vector), bits * field
         q = q >> down - up if down >= up else q << up - down
         return q & ((1 << bits) - 1) << up
 
@@ -78,8 +77,8 @@ class Scales:
         if not self.count:
             return None
         words = self.tile.words(_SCALES + 32 * (sub // 8))
-        place = (sub & 1) | (sub >> 2 & 1) << 1 | (sub >> 1 & 1) << 2
-        words = words >> 4 * place - 1 if place else words << 1
+        nibble = (sub & 1) | (sub >> 2 & 1) << 1 | (sub >> 1 & 1) << 2
+        words = words >> 4 * nibble - 1 if nibble else words << 1
         return words & 30 | words.constant(1)
 
     def pairs(self) -> list[tuple[V, V]]:
@@ -91,8 +90,8 @@ class Scales:
         found: list[V] = []
         for i in range(0, self.count, 8):
             words = self.tile.words(_SCALES + 4 * i)
-            for place in range(4):
-                n = (words >> 4 * place & 0x000F000F) << 1
+            for shift in range(0, 16, 4):
+                n = (words >> shift & 0x000F000F) << 1
                 found.append((n | n.constant(0x00010001)).cast("i16"))
         return list(zip(found[::2], found[1::2], strict=True))
 
@@ -105,11 +104,11 @@ def _k(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, weights.limit, scales(sub))
         for v in range(scales.values * sub, scales.values * (sub + 1), 4):
             dots.add(weights(v // 32, v % 32 // 4), QUANTS + v)
-        total = tile.in_order(_added(total, dots.finish()))
+        total = tile.in_order(added(total, dots.finish()))
     zeros = [(a * codes.zero, b * codes.zero) for a, b in scales.pairs()]
-    sums = _times_sums(tile, zeros, SUMS16 if scales.values == 16 else SUMS32)
+    sums = times_sums(tile, zeros, SUMS16 if scales.values == 16 else SUMS32)
     total = [t - s for t, s in zip(total, sums, strict=True)]
-    return _scaled(tile, acc, total, tile.halfs(0) * codes.factor, ys)
+    return scaled(tile, acc, total, tile.halfs(0) * codes.factor, ys)
 
 
 # ---------------------------------------------------------------- blocks of 32
@@ -123,17 +122,18 @@ def _two_blocks(codes: Codes, groups: int, tile: Tile, acc: list[V]) -> list[V]:
             dots = Dots(tile, ys, weights.limit, start=4)
             for c in range(8):
                 dots.add(weights(g, c), 8 + 4 * c)
-            acc = tile.in_order(_scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys))
+            acc = tile.in_order(scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys))
     return acc
 
 
-def _small_floats(tile: Tile, offset: int) -> V:
-    """Half of an unsigned 8-bit float of each row: 4 bits of exponent, 3 of mantissa."""
-    b, narrow = tile.b, tile._weights(Vec("u8", 8), offset)
-    vec = Vec("u16", tile.rows)
-    halfs = (V(b, vec, b.zext(narrow.value, vec.ir)) << 7).cast("f16")
+def _small_floats(tile: Tile, i: int) -> V:
+    """Half of an unsigned 8-bit float, byte i of the first word: 4 bits of exponent, 3 below."""
+    words, up = tile.words(0), 7 - 8 * i
+    bits = (words << up if up >= 0 else words >> -up) & 0x7F80
+    vec = Vec("i16", tile.rows)
+    halfs = V(tile.b, vec, tile.b.trunc(bits.value, vec.ir)).cast("f16")
     # a half's exponent is biased by 15, this one by 7
-    return V(b, Vec("f32", tile.rows), half_to_float(b, halfs.value)) * 128
+    return V(tile.b, Vec("f32", tile.rows), half_to_float(tile.b, halfs.value)) * 128
 
 
 def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
@@ -145,7 +145,7 @@ def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, weights.limit, start=4 + 4 * half)
         for c in range(4 * half, 4 * half + 4):
             dots.add(weights(g, c), 16 + 4 * c)
-        acc = tile.in_order(_scaled(tile, acc, dots.finish(), _small_floats(tile, 8 * sub), ys))
+        acc = tile.in_order(scaled(tile, acc, dots.finish(), _small_floats(tile, sub), ys))
     return acc
 
 
