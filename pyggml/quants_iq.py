@@ -40,12 +40,13 @@ IQ4 = np.array(
 SIGN_CODES = np.array([c | (c.bit_count() & 1) << 7 for c in range(128)], np.uint8)
 # IQ1 shifts its ternary grid by this much, up or down per group.
 IQ1_DELTA = np.float32(0.125)
+GRIDS = Path(__file__).with_name("iq_grids.npz")
 
 
 @cache
 def grid(name: str) -> NDArray[Any]:
     """The codebook of a type, small integers: one row of 4 or 8 values per index."""
-    with np.load(Path(__file__).with_name("iq_grids.npz")) as tables:
+    with np.load(GRIDS) as tables:
         table: NDArray[Any] = tables[name]
     table.flags.writeable = False
     return table

@@ -29,6 +29,7 @@ import platformdirs
 from pyggml.backends.cpu.memory import release_code
 from pyggml.backends.cpu.object_file import read_object
 from pyggml.backends.cpu.target import Target
+from pyggml.quants_iq import GRIDS
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ def source_digest(target: Target) -> str:
     for pattern in SOURCES:
         for path in sorted(HERE.glob(pattern)):
             h.update(f"{path.name}\n".encode() + path.read_bytes())
+    h.update(GRIDS.read_bytes())
     versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
     h.update("\n".join([target.cpu, target.features, *versions]).encode())
     return h.hexdigest()[:20]

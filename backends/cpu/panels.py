@@ -44,7 +44,7 @@ of byte j; Q5_K as in the file.
 From Q1_0 on (kernels/codes.py) a byte of q or h holds fields of 1, 2 or 4 bits, lowest first. They
 belong to groups of 32 values and, where a block has fewer groups than a byte has fields, also to
 the next 4 values of the groups (codes.place). Rows of a codebook are stored as their values: IQ1 in
-2 bits, IQ2 in 3 (h is the sign), IQ3 in 4. No product looks into a codebook, at the price of memory:
+2 bits, IQ2 in 3 (h is the sign), IQ3 in 4. Products look into no codebook; the price is memory:
 up to 1.6 times the file's size (IQ2_XXS: 3.25 bits instead of 2.06). Without repacking the file's
 blocks are packed in scratch memory each time they are used.
 
