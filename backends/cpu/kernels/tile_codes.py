@@ -122,7 +122,7 @@ def _two_blocks(codes: Codes, groups: int, tile: Tile, acc: list[V]) -> list[V]:
             dots = Dots(tile, ys, weights.limit, start=4)
             for c in range(8):
                 dots.add(weights(g, c), 8 + 4 * c)
-            acc = tile.in_order(scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys))
+            acc = scaled(tile, acc, dots.finish(), tile.halfs(16 * i), ys)
     return acc
 
 
@@ -145,7 +145,7 @@ def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, weights.limit, start=4 + 4 * half)
         for c in range(4 * half, 4 * half + 4):
             dots.add(weights(g, c), 16 + 4 * c)
-        acc = tile.in_order(scaled(tile, acc, dots.finish(), _small_floats(tile, sub), ys))
+        acc = scaled(tile, acc, dots.finish(), _small_floats(tile, sub), ys)
     return acc
 
 
