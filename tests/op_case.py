@@ -35,18 +35,20 @@ AGREES = 1e-12  # what real ggml keeps to elsewhere
 ROUNDED = 1e-7  # ... with activations rounded to 8 bits: a tie may go the other way
 
 
-def random_blocks(rng: np.random.Generator, type: GGMLType, n: int) -> NDArray[np.uint8]:
-    """Random bytes with sane scales, for types without a quantizer."""
+def random_blocks(
+    rng: np.random.Generator, type: GGMLType, n: int, low: float = 0.01, high: float = 0.1
+) -> NDArray[np.uint8]:
+    """Random bytes with scales in a range, for types without a quantizer."""
     layout = CODECS[type].layout
     blocks = np.frombuffer(rng.bytes(n * layout.itemsize), np.uint8).copy()
     records = blocks.view(layout)
     if type == GGMLType.IQ1_M:  # the scale's bits are the top nibbles of four words
         words = records["scales"].view("<u2").reshape(n, 4)
-        d = (rng.uniform(0.01, 0.1, n)).astype("<f2").view("<u2")
+        d = (rng.uniform(low, high, n)).astype("<f2").view("<u2")
         for i in range(4):
             words[:, i] = words[:, i] & 0x0FFF | (d >> 4 * i & 15) << 12
     else:
-        records["d"] = rng.uniform(0.01, 0.1, n)
+        records["d"] = rng.uniform(low, high, n)
     return blocks
 
 
