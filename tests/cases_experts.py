@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from cases_products import CPU_PRODUCTS, EXACT_PRODUCTS, PRODUCTS
+from cases_products import EXACT_PRODUCTS, PRODUCTS
 from op_case import F16, F32, I32, ROUNDED, Array, Case, Leafs
 
 from pyggml import build as b
@@ -69,7 +69,6 @@ def _case(type: T, shape: str, *, absent: str = "", cold: bool = False, into: bo
         make,
         1e-12 if type in EXACT_PRODUCTS else 5e-4,
         ggml=ROUNDED,
-        cpu=type in CPU_PRODUCTS,
         missing=OURS if suffix else "",
     )
 
