@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from divergence import divergences, prompt, reference, strict
+from exact import kl
 from oracle import LlamaCpp
 from tiny import write_tiny
 from tiny_latent import LATENT_VARIANTS, LITE
@@ -69,6 +70,21 @@ def test_only_the_rotated_part_of_keys_is_shifted(
     found = run(context, [5, 6, 7], 22)
     expected = run(context_of(tiny, flash_attn=flash_attn), ids[:4] + ids[12:] + [5, 6, 7])
     np.testing.assert_allclose(found, expected[-3:], atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", ["deepseek2", "deepseek2-plain", "deepseek2-yarn", "gpt-oss"])
+def test_shifted_keys_are_llama_cpps(variant: str, tmp_path: Path) -> None:
+    arch, options = {**FORMS, "gpt-oss": ("gpt-oss", {})}[variant]
+    path = write_tiny(tmp_path / "m.gguf", arch, **options)
+    with LlamaCpp(path) as theirs:
+        ids, more = prompt(theirs.n_vocab, 40), prompt(theirs.n_vocab, 9)
+        expected = theirs.logits_after_cut(ids, 5, 18, more)
+    with strict(path, flash_attn="on") as ours:
+        context = ours.context()
+        run(context, ids)
+        context.memory.remove(0, 5, 18)
+        context.memory.shift(0, 18, 40, -13)
+        assert kl(expected, run(context, more, 27)).max() < 1e-6
 
 
 def run(context: Context, ids: list[int], pos: int = 0) -> Any:
