@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,11 @@ FAMILIES = {
     "qwen3": Family(rotate_halves),
     "gemma3": Family(rotate_halves, gelu, scaled_embedding=True, window_pattern=6),
 }
+
+
+def knows(arch: str, options: Mapping[str, Any]) -> bool:
+    """Whether `Exact` computes a row of tiny.VARIANTS: no experts."""
+    return arch in FAMILIES and "ffn_gate_inp" not in options.get("extra", ())
 
 
 class Exact:

@@ -84,3 +84,22 @@ def test_recognition_equals_llama_cpp() -> None:
 def test_unknown_text() -> None:
     assert detect_format("{{ messages[0].content }}") is None
     assert apply_format("{{ messages[0].content }}", TALK, True) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{'<|' + m.role + '|>'}}<|end|>{% if ask %}<|assistant|>", "phi3"),
+        ("<|im_start|>{{m.role}}<|im_sep|>{{m.content}}<|im_end|>", "phi4"),
+        ("{{bos_token}}<start_of_turn>{{m.role}}\n<end_of_turn>", "gemma"),  # Gemma 2, 3
+        ("[gMASK]<sop><|system|>\n<|user|>\n<|assistant|>\n", "chatglm4"),  # GLM-4
+        ("{{bos_token}}[SYSTEM_PROMPT]x[/SYSTEM_PROMPT][INST]y[/INST]", "mistral-v7"),
+        ("<|im_start|>system\n## Metadata\n<|im_start|>assistant\n", "chatml"),  # SmolLM 3
+        ("{{bos_token}}<|user|>\n<|assistant|>\n<|endoftext|>", "glmedge"),  # OLMo 2
+        ("<|start_of_role|>user<|end_of_role|>", "granite"),
+        ("<|start_of_role|>user<|end_of_role|><tools>", "granite-4.1"),
+    ],
+)
+def test_formats_of_dense_families(template: str, name: str) -> None:
+    assert detect_format(template) == name
+    assert_recognized(template)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nasty_texts import DAMAGED, TEXTS
+from tiny import write_tiny
 from tokenizer_oracle import LlamaVocab
 
 from pyggml.gguf import open_gguf
@@ -130,3 +131,21 @@ def test_threads_may_share_a_vocabulary(pair: Pair) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(fresh.tokenize, TEXTS * 2))
     assert found == [pair.ours.tokenize(text) for text in TEXTS * 2]
+
+
+@pytest.mark.parametrize(
+    "arch", ["phi3", "gemma2", "glm4", "mistral3", "smollm3", "olmo2", "granite"]
+)
+def test_vocabularies_of_dense_families_equal_llama_cpp(arch: str, tmp_path: Path) -> None:
+    """Their pre-tokenizers, with control tokens written in the text, with and without BOS."""
+    path = write_tiny(tmp_path / "m.gguf", arch, n_layer=1)
+    with open_gguf(path) as gguf:
+        ours = Vocab.from_metadata(gguf.metadata)
+    theirs = LlamaVocab(path)
+    control = ("<|begin_of_text|>", "<|im_end|>", "<bos>", "<end_of_turn>")
+    texts = [*TEXTS[:60], *(f"a {token}b\n\n 12345 {token}" for token in control)]
+    for text, special in product(texts, (False, True)):
+        assert ours.tokenize(text, add_special=special, parse_special=special) == theirs.tokenize(
+            text.encode(), special, special
+        ), (arch, text)
+    theirs.close()
