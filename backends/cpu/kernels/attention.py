@@ -43,10 +43,11 @@ from pyggml.backends.cpu.kernels.attention_tiles import (
 )
 from pyggml.backends.cpu.kernels.norms import alibi_slope
 from pyggml.backends.cpu.kernels.rows import LANES, STORED, Row, apart, stay_apart
-from pyggml.backends.cpu.kernels.simd import load, store
+from pyggml.backends.cpu.kernels.simd import load, prefetch, store
 from pyggml.backends.cpu.kernels.stored_rows import read_any_row, row_reader
 
 ZERO, ONE = float32(0), float32(1)
+LINE = 64  # bytes of a cache line
 N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD, K_KIND, V_KIND = 4, 5, 6, 7, 8, 9, 10, 11
 
 copy_row = Row(lambda x, c: x[0], unroll=4).operation()
@@ -152,6 +153,13 @@ def padded(n: int) -> int:
     return (n + LANES - 1) // LANES * LANES
 
 
+@inline
+def ask_for(row: int, nbytes: int) -> None:
+    """Fetch a row of the next block: rows of one head are apart, which no hardware follows."""
+    for line in range(0, nbytes, LINE):
+        prefetch(row + line)
+
+
 def _plain_loader(stored: str) -> Any:
     """Keys and values of one plain type."""
     load_keys, read_row = transpose_keys(STORED[stored]), row_reader(stored)
@@ -161,9 +169,11 @@ def _plain_loader(stored: str) -> Any:
         stay_apart()
         _, _, keys, values, _, _, _ = places
         dk, dv = src_ne(node, 1, 0), src_ne(node, 2, 0)
-        load_keys(keys, k, src_nb(node, 1, 1), dk, n_keys, 0)
+        k_step, v_step = src_nb(node, 1, 1), src_nb(node, 2, 1)
+        load_keys(keys, k, k_step, dk, n_keys, 0)
         for i in range(n_keys):
-            read_row(values + 4 * padded(dv) * i, v + i * src_nb(node, 2, 1), dv)
+            ask_for(v + (BLOCK + i) * v_step, dv * src_nb(node, 2, 0))
+            read_row(values + 4 * padded(dv) * i, v + i * v_step, dv)
 
     return load_pair
 

@@ -35,6 +35,7 @@ from pyggml.backends.cpu.kernels.simd import (
     Typed,
     intrinsic,
     load_ir,
+    prefetch_ir,
     splat_ir,
     typed,
 )
@@ -105,8 +106,10 @@ def transpose_keys(kind: Stored) -> Any:
             for i in range(LANES):
                 key = b.add(first, _number(i))
                 key = b.select(b.icmp_signed("<", key, last), key, last)
-                row = b.add(keys, b.mul(key, step))
-                rows.append(kind.load(b, element(b, row, e, kind.size), LANES, n))
+                place = element(b, b.add(keys, b.mul(key, step)), e, kind.size)
+                # of the next block: keys of one head are apart, which no hardware follows
+                prefetch_ir(b, b.add(place, b.mul(step, _number(BLOCK))))
+                rows.append(kind.load(b, place, LANES, n))
             to = b.add(target, b.mul(b.add(b.mul(e, _number(BLOCK)), first), _number(4)))
             for j, v in enumerate(_transposed(rows)[:count]):
                 v.store(at(b, to, 4 * BLOCK * j))
