@@ -132,6 +132,7 @@ def lower_flash(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         *(float(scale), m0, m1, cap, n_low),
         *(tiles.queries, tiles.heads, tiles.segments, split, tiles.record),
         *(KINDS.index(k.type), KINDS.index(v.type)),
+        *(k.type.row_size(k.ne[0]), v.type.row_size(v.ne[0])),
     )
     direct = k.type == v.type and k.type in (T.F32, T.F16)
     kernel = f"attention_{k.type.name.lower()}" if direct else "attention_any"

@@ -7,7 +7,7 @@ and blocks without a visible key may be left out, without changing a bit of the 
 
 Parameters of both kernels: scale, m0, m1, softcap; heads that use m0 (0: all slopes are 1),
 queries per tile, heads per tile, segments, whether a chunk is one segment of a tile, bytes per
-record, types of keys and values (places in KINDS).
+record, types of keys and values (places in KINDS), bytes of their rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from pyggml.backends.cpu.kernels.access import (
 from pyggml.backends.cpu.kernels.attention_tiles import (
     MAXIMUM,
     NOTHING,
+    ROWS,
     TOTAL,
-    outputs_of_block,
+    output_operation,
     probabilities_of_block,
     scores_of_block,
     transpose_keys,
@@ -49,10 +50,12 @@ from pyggml.backends.cpu.kernels.stored_rows import read_any_row, row_reader
 ZERO, ONE = float32(0), float32(1)
 LINE = 64  # bytes of a cache line
 N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD, K_KIND, V_KIND = 4, 5, 6, 7, 8, 9, 10, 11
+K_BYTES, V_BYTES = 12, 13
 
 copy_row = Row(lambda x, c: x[0], unroll=4).operation()
 fill_row = Row(lambda x, c: c[0], sources=(), unroll=4).operation()
 scale_row = Row(lambda x, c: x[0] * c[0], unroll=4).operation()
+add_staged = output_operation(STORED["f32"])
 merge_rows = Row(lambda x, c: x[0] * c[0] + x[1] * c[1], sources=("f32", "f32")).operation()
 
 
@@ -161,19 +164,20 @@ def ask_for(row: int, nbytes: int) -> None:
 
 
 def _plain_loader(stored: str) -> Any:
-    """Keys and values of one plain type."""
+    """Keys and, unless they are used in their place, values of one plain type."""
     load_keys, read_row = transpose_keys(STORED[stored]), row_reader(stored)
 
     @apart
-    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int) -> None:
+    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int, in_place: bool) -> None:
         stay_apart()
         _, _, keys, values, _, _, _ = places
         dk, dv = src_ne(node, 1, 0), src_ne(node, 2, 0)
-        k_step, v_step = src_nb(node, 1, 1), src_nb(node, 2, 1)
-        load_keys(keys, k, k_step, dk, n_keys, 0)
-        for i in range(n_keys):
-            ask_for(v + (BLOCK + i) * v_step, dv * src_nb(node, 2, 0))
-            read_row(values + 4 * padded(dv) * i, v + i * v_step, dv)
+        step = src_nb(node, 2, 1)
+        load_keys(keys, k, src_nb(node, 1, 1), dk, n_keys, 0)
+        if not in_place:
+            for i in range(n_keys):
+                ask_for(v + (BLOCK + i) * step, dv * src_nb(node, 2, 0))
+                read_row(values + 4 * padded(dv) * i, v + i * step, dv)
 
     return load_pair
 
@@ -183,14 +187,18 @@ def _any_loader() -> Any:
     load_keys = transpose_keys(STORED["f32"])
 
     @apart
-    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int) -> None:
+    def load_pair(node: int, places: Any, k: int, v: int, n_keys: int, in_place: bool) -> None:
         stay_apart()
         _, _, keys, values, _, _, staged = places
         dk, dv = src_ne(node, 1, 0), src_ne(node, 2, 0)
         k_kind, v_kind = param_int(node, K_KIND), param_int(node, V_KIND)
+        k_bytes, v_bytes = param_int(node, K_BYTES), param_int(node, V_BYTES)
         for i in range(n_keys):
-            read_any_row(k_kind, staged + 4 * dk * i, k + i * src_nb(node, 1, 1), dk)
-            read_any_row(v_kind, values + 4 * padded(dv) * i, v + i * src_nb(node, 2, 1), dv)
+            k_row, v_row = k + i * src_nb(node, 1, 1), v + i * src_nb(node, 2, 1)
+            ask_for(k_row + BLOCK * src_nb(node, 1, 1), k_bytes)
+            ask_for(v_row + BLOCK * src_nb(node, 2, 1), v_bytes)
+            read_any_row(k_kind, staged + 4 * dk * i, k_row, dk)
+            read_any_row(v_kind, values + 4 * padded(dv) * i, v_row, dv)
         load_keys(keys, staged, 4 * dk, dk, n_keys, 0)
 
     return load_pair
@@ -234,8 +242,8 @@ def copy_queries(node: int, tile: Any, queries: int) -> None:
 
 
 @apart
-def attend_block(node: int, tile: Any, places: Any, records: int, first: int, n_keys: int) -> None:
-    """Scores, probabilities and outputs of a tile's rows for a block that is in its place."""
+def weigh_block(node: int, tile: Any, places: Any, records: int, first: int, n_keys: int) -> None:
+    """Scores and probabilities of a tile's rows for a block whose keys are in their place."""
     stay_apart()
     query, n_queries, head, n_heads, _, sequence = tile
     queries, scores, keys, values, _, _, _ = places
@@ -252,12 +260,30 @@ def attend_block(node: int, tile: Any, places: Any, records: int, first: int, n_
             slope = float32(alibi_slope(h, n_low, m0, m1))
         row, scale, cap = scores + 4 * BLOCK * r, param_float(node, 0), param_float(node, 3)
         probabilities_of_block(records + step * r, row, mask, n_keys, scale, slope, cap)
-    width = padded(src_ne(node, 2, 0))
-    outputs_of_block(records, step, scores, values, width, 256 * n_keys + n_rows)
 
 
-def _attention_kernel(name: str, load_pair: Any) -> None:
-    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments."""
+def _attention_kernel(name: str, load_pair: Any, add_in_place: Any) -> None:
+    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments.
+
+    A few rows take the values from where they are (`add_in_place`): to bring them into another
+    form would cost more than their use. The sums are the same.
+    """
+    can_stay = add_in_place is not None
+    add_stored = add_in_place if can_stay else add_staged
+
+    @apart
+    def add_outputs(
+        node: int, tile: Any, places: Any, records: int, v: int, n_keys: int, in_place: bool
+    ) -> None:
+        stay_apart()
+        _, scores, _, values, _, _, _ = places
+        step, width = param_int(node, RECORD), padded(src_ne(node, 2, 0))
+        sizes = 256 * n_keys + tile[1] * tile[3]
+        if in_place:
+            sizes += src_nb(node, 2, 1) << 32
+            add_stored(records, step, scores, v, width, sizes)
+        else:
+            add_staged(records, step, scores, values, width, sizes + (4 * width << 32))
 
     @inline
     def attend_segment(node: int, tile: Any, places: Any, records: int, segment: int) -> None:
@@ -265,12 +291,14 @@ def _attention_kernel(name: str, load_pair: Any) -> None:
         n_rows, width = tile[1] * tile[3], padded(src_ne(node, 2, 0))
         clear_records(records, param_int(node, RECORD), n_rows, width)
         end = min((segment + 1) * SEGMENT, src_ne(node, 1, 1))
+        in_place = can_stay and n_rows <= ROWS and src_ne(node, 2, 0) == width
         for first in range(segment * SEGMENT, end, BLOCK):
             n_keys = min(BLOCK, end - first)
             if sees_block(node, tile, first, n_keys):
                 k, v = block_addresses(node, tile, first)
-                load_pair(node, places, k, v, n_keys)
-                attend_block(node, tile, places, records, first, n_keys)
+                load_pair(node, places, k, v, n_keys, in_place)
+                weigh_block(node, tile, places, records, first, n_keys)
+                add_outputs(node, tile, places, records, v, n_keys, in_place)
 
     def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         width, step = padded(src_ne(node, 2, 0)), param_int(node, RECORD)
@@ -305,8 +333,9 @@ def _attention_kernel(name: str, load_pair: Any) -> None:
 
 
 for _name in ("f32", "f16"):
-    _attention_kernel(f"attention_{_name}", _plain_loader(_name))
-_attention_kernel("attention_any", _any_loader())
+    _add = output_operation(STORED[_name], in_place=True)
+    _attention_kernel(f"attention_{_name}", _plain_loader(_name), _add)
+_attention_kernel("attention_any", _any_loader(), None)
 
 
 @graph_kernel

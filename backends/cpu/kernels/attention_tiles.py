@@ -141,15 +141,27 @@ def _for_rows(b: Any, n_rows: Any, tile: Callable[[Any, int], None]) -> None:
             tile(whole, count)
 
 
-def _multiply(b: Any, rows: tuple[Any, Any], n: Any, columns: tuple[Any, Any], sums: Any) -> None:
+def _multiply(
+    b: Any,
+    rows: tuple[Any, Any],
+    n: Any,
+    columns: tuple[Any, Any],
+    sums: Any,
+    kind: Stored = FLOAT,
+    ahead: Any = None,
+) -> None:
     """sums[row][vector] += rows[row, i] * columns[i, vector] over i < n.
 
-    rows: address and bytes from row to row; columns: address and bytes from i to i + 1.
+    rows: address and bytes from row to row; columns: address and bytes from i to i + 1, of a type
+    of which what lies `ahead` bytes further is asked for.
     """
     count = len(sums)
     with steps(b, _number(0), n, 1) as i:
         column = b.add(columns[0], b.mul(i, columns[1]))
-        vectors = [_load(b, at(b, column, 4 * LANES * k)) for k in range(len(sums[0]))]
+        places = [at(b, column, kind.size * LANES * k) for k in range(len(sums[0]))]
+        for place in places if ahead is not None else ():
+            prefetch_ir(b, b.add(place, ahead))
+        vectors = [kind.load(b, place, LANES) for place in places]
         for row in range(count):
             start = b.add(rows[0], b.mul(rows[1], _number(row)))
             factor = _scalar(b, element(b, start, i, 4))
@@ -182,40 +194,53 @@ def _scores(b: Any, args: Any) -> None:
 scores_of_block = operation(_scores)
 
 
-def _outputs(b: Any, args: Any) -> None:
+def output_operation(kind: Stored, *, in_place: bool = False) -> Any:
     """Operation (records, bytes per record, probabilities [rows][BLOCK], values [keys][channels],
-    channels (a multiple of LANES), 256 * keys + rows): output * factor + probabilities . values.
+    channels (a multiple of LANES), sizes): output * factor + probabilities . values.
+
+    Sizes: rows in the lowest 8 bits, keys in the next 24, bytes per key above. Values that are in
+    their place in the cache ask for those of the next block.
     """
-    records, step, probabilities, values, n_channels, sizes = args
-    n_rows, n_keys = b.and_(sizes, _number(255)), b.lshr(sizes, _number(8))
-    value_bytes = b.mul(n_channels, _number(4))
-    one = ir.Constant(LANE.ir, [0.0] * LANES)
 
-    def tile(first: Any, count: int) -> None:
-        start = b.add(records, b.mul(first, step))
-        p = b.add(probabilities, b.mul(first, _number(4 * BLOCK)))
-        wide = b.and_(n_channels, _number(-VECTORS * LANES))
-        for begin, end, n in ((_number(0), wide, VECTORS), (wide, n_channels, 1)):
-            with steps(b, begin, end, n * LANES) as c:
-                sums = [_sums(b, [V(b, LANE, one)] * n) for _ in range(count)]
-                for row in range(count):
-                    record = b.add(start, b.mul(step, _number(row)))
-                    factor = _scalar(b, at(b, record, FACTOR))
-                    out = element(b, at(b, record, HEAD), c, 4)
-                    for k, total in enumerate(sums[row]):
-                        b.store((_load(b, at(b, out, 4 * LANES * k)) * factor).value, total)
-                column = element(b, values, c, 4)
-                _multiply(b, (p, _number(4 * BLOCK)), n_keys, (column, value_bytes), sums)
-                for row in range(count):
-                    record = b.add(start, b.mul(step, _number(row)))
-                    out = element(b, at(b, record, HEAD), c, 4)
-                    for k, total in enumerate(sums[row]):
-                        V(b, LANE, b.load(total)).store(at(b, out, 4 * LANES * k))
+    def emit(b: Any, args: Any) -> None:
+        records, step, probabilities, values, n_channels, sizes = args
+        n_rows, value_bytes = b.and_(sizes, _number(255)), b.lshr(sizes, _number(32))
+        n_keys = b.and_(b.lshr(sizes, _number(8)), _number((1 << 24) - 1))
+        ahead = b.mul(value_bytes, _number(BLOCK)) if in_place else None
 
-    _for_rows(b, n_rows, tile)
+        def tile(first: Any, count: int) -> None:
+            start = b.add(records, b.mul(first, step))
+            p = b.add(probabilities, b.mul(first, _number(4 * BLOCK)))
+            wide = b.and_(n_channels, _number(-VECTORS * LANES))
+            for begin, end, n in ((_number(0), wide, VECTORS), (wide, n_channels, 1)):
+                with steps(b, begin, end, n * LANES) as c:
+                    sums = _scaled_outputs(b, start, step, c, (count, n))
+                    columns = element(b, values, c, kind.size), value_bytes
+                    _multiply(b, (p, _number(4 * BLOCK)), n_keys, columns, sums, kind, ahead)
+                    for row in range(count):
+                        record = b.add(start, b.mul(step, _number(row)))
+                        out = element(b, at(b, record, HEAD), c, 4)
+                        for k, total in enumerate(sums[row]):
+                            V(b, LANE, b.load(total)).store(at(b, out, 4 * LANES * k))
+
+        _for_rows(b, n_rows, tile)
+
+    return operation(emit)
 
 
-outputs_of_block = operation(_outputs)
+def _scaled_outputs(
+    b: Any, start: Any, step: Any, channel: Any, shape: tuple[int, int]
+) -> list[list[Any]]:
+    """The outputs so far of some rows, times the factors of their latest block."""
+    count, n = shape
+    sums = [_sums(b, [V(b, LANE, ir.Constant(LANE.ir, None))] * n) for _ in range(count)]
+    for row in range(count):
+        record = b.add(start, b.mul(step, _number(row)))
+        factor = _scalar(b, at(b, record, FACTOR))
+        out = element(b, at(b, record, HEAD), channel, 4)
+        for k, total in enumerate(sums[row]):
+            b.store((_load(b, at(b, out, 4 * LANES * k)) * factor).value, total)
+    return sums
 
 
 # ---------------------------------------------------------------- softmax of a block
