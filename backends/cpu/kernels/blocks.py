@@ -12,6 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.backends.cpu.kernels.blocks_codes import CODE_BLOCKS
+from pyggml.backends.cpu.kernels.codes import FP4
 from pyggml.backends.cpu.kernels.emit import V, at, load_vector
 from pyggml.backends.cpu.kernels.simd import (
     F16,
@@ -119,15 +120,12 @@ def _iq4_nl(b: Any, block: Any) -> Iterator[V]:
         yield _table(b, _ints(nibble), IQ4_VALUES).to_float() * d
 
 
-FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-
 def _mxfp4(b: Any, block: Any) -> Iterator[V]:
     """A power of two, 2**(e - 128), times FP4; e < 2 gives subnormal numbers."""
     e, q = _splat(b, _byte(b, block, 0)), _bytes(b, block, 1)
     d = e.if_less(2, e.constant(0x200000) << e, (e - 1) << 23).cast("f32")
     for nibble in (q & 15, q >> 4):
-        yield _table(b, _ints(nibble), FP4_VALUES).to_float() * d
+        yield _table(b, _ints(nibble), FP4).to_float() * d
 
 
 # ---------------------------------------------------------------- blocks of 256
