@@ -14,7 +14,7 @@ from pyggml.tensor import Tensor
 def _ssm_conv() -> Iterator[Case]:
     for n_kernel, n_channels, n_tokens, n_seqs in (
         *((4, 96, 1, 1), (4, 96, 1, 3), (4, 37, 11, 2)),
-        *((3, 8, 100, 1), (7, 5, 2, 4), (1, 6, 3, 1)),
+        *((3, 8, 100, 1), (7, 5, 2, 4), (1, 6, 3, 1), (4, 48, 33, 2), (4, 21, 8, 1)),
     ):
         shape = (n_kernel, n_channels, n_tokens, n_seqs)
         yield Case(

@@ -24,6 +24,7 @@ def _norms() -> Iterator[Case]:
             f"{name}-permuted",
             lambda x, f=function: f(b.permute(x(64, 3, 5), 0, 2, 1, 3), 1e-6),
         )
+        yield Case(f"{name}-eps", lambda x, f=function: f(x(16, 9, scale=0.3), 0.5))
         yield Case(f"{name}-zeros", lambda x, f=function: f(x(40, 2, scale=0.0), 1e-6))
         yield Case(f"{name}-large", lambda x, f=function: f(x(576, 2, scale=1e4), 1e-5))
 

@@ -78,7 +78,7 @@ def operation(emit: Callable[[Any, Any], Any]) -> Any:
 
 
 # ---------------------------------------------------------------- keys
-def _transposed(rows: list[V]) -> list[V]:
+def transposed(rows: list[V]) -> list[V]:
     """LANES vectors: lane j of vector i becomes lane i of vector j."""
     rows, m = list(rows), 1
     while m < LANES:
@@ -111,7 +111,7 @@ def transpose_keys(kind: Stored) -> Any:
                 prefetch_ir(b, b.add(place, b.mul(step, _number(BLOCK))))
                 rows.append(kind.load(b, place, LANES, n))
             to = b.add(target, b.mul(b.add(b.mul(e, _number(BLOCK)), first), _number(4)))
-            for j, v in enumerate(_transposed(rows)[:count]):
+            for j, v in enumerate(transposed(rows)[:count]):
                 v.store(at(b, to, 4 * BLOCK * j))
 
         with steps(b, _number(0), _number(BLOCK), LANES) as first:

@@ -25,6 +25,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.attention_tiles import transposed
 from pyggml.backends.cpu.kernels.emit import V
 from pyggml.backends.cpu.kernels.rows import (
     LANE,
@@ -35,11 +36,14 @@ from pyggml.backends.cpu.kernels.rows import (
     element,
     fold_lanes,
     for_lanes,
+    steps,
 )
 from pyggml.backends.cpu.kernels.simd import (
     F32,
+    I32,
     I64,
     Typed,
+    call_ir,
     intrinsic,
     load,
     load_ir,
@@ -56,35 +60,115 @@ copy_row = Row(lambda x, c: x[0], unroll=4).operation()
 exponentials = Row(lambda x, c: f.exp(x[0])).operation()
 
 
-# ---------------------------------------------------------------- convolution
-@graph_kernel
-def ssm_conv(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-    """dst[i, t, s] = sum over j of x[t + j, i, s] * kernel[j, i]; an item is a channel."""
-    n_channels, n_tokens, n_kernel = dst_ne(node, 0), dst_ne(node, 1), src_ne(node, 1, 0)
-    items = n_channels * dst_ne(node, 2)
-    for i in range(chunk_start(items, chunk, n_chunks), chunk_start(items, chunk + 1, n_chunks)):
-        channel, seq = i % n_channels, i // n_channels
-        x = src_data(node, 0) + channel * src_nb(node, 0, 1) + seq * src_nb(node, 0, 2)
-        kernel = src_data(node, 1) + channel * src_nb(node, 1, 1)
-        out = dst_data(node) + 4 * channel + seq * dst_nb(node, 2)
-        for t in range(n_tokens):
-            total = ZERO
-            for j in range(n_kernel):
-                total += load(float32, x + 4 * (t + j)) * load(float32, kernel + 4 * j)
-            store(out + t * dst_nb(node, 1), total)
-
-
-# ---------------------------------------------------------------- gated delta rule
-# (index of a vector's first element, elements left of it if it is the last) -> pairs to multiply
-Pairs = Callable[[Any, Any], Iterator[tuple[V, V]]]
-
-
 def _read(b: Any, address: Any, i: Any, rest: Any) -> V:
     return FLOAT.load(b, element(b, address, i, 4), LANES, rest)
 
 
 def _splat(b: Any, value: Any) -> V:
     return V(b, LANE, splat_ir(b, LANE.ir, value))
+
+
+# ---------------------------------------------------------------- convolution
+FEW = 8  # tokens that are computed one by one
+
+
+@intrinsic
+def multiply_add(_: Any, x: Any, y: Any, z: Any) -> Typed:
+    """x * y + z of single numbers, rounded as `mad` rounds lanes."""
+
+    def emit(b: Any, a: Any) -> Any:
+        return call_ir(b, "llvm.fma.f32", F32, a) if f.HAS_FMA else b.fadd(b.fmul(*a[:2]), a[2])
+
+    return typed(types.float32(types.float32, types.float32, types.float32), emit)
+
+
+def _conv_tile(b: Any, args: Any) -> None:
+    """Operation (x, bytes per channel, kernel, bytes per channel, length of the kernel, out, bytes
+    per token, channels, tokens): up to LANES tokens of as many channels.
+
+    The lanes of a channel are tokens; they are exchanged before they are stored.
+    """
+    x, x_step, kernel, kernel_step, length, out, out_step, n_channels, n_tokens = args
+    lanes, one = ir.Constant(I64, LANES), ir.Constant(I64, 1)
+    last = b.sub(n_channels, one)
+    rows = []
+    for c in range(LANES):
+        channel = ir.Constant(I64, c)
+        channel = b.select(b.icmp_signed("<", channel, last), channel, last)
+        rows.append((b.add(x, b.mul(channel, x_step)), b.add(kernel, b.mul(channel, kernel_step))))
+
+    def tile(tokens: Any, channels: Any) -> None:
+        zero = ir.Constant(LANE.ir, None)
+        sums = [cast(Any, cgutils).alloca_once_value(b, zero) for _ in range(LANES)]
+        for total in sums:
+            b.store(zero, total)
+        with steps(b, ir.Constant(I64, 0), length, 1) as j:
+            for total, (values, weights) in zip(sums, rows, strict=True):
+                weight = _splat(b, load_ir(b, element(b, weights, j, 4), F32, 4))
+                value = _read(b, values, j, tokens)
+                b.store(f.mad(weight, value, V(b, LANE, b.load(total))).value, total)
+        for t, v in enumerate(transposed([V(b, LANE, b.load(total)) for total in sums])):
+            address = b.add(out, b.mul(out_step, ir.Constant(I64, t)))
+            if tokens is None:
+                FLOAT.store(b, address, v, channels)
+            else:
+                with b.if_then(b.icmp_signed("<", ir.Constant(I64, t), n_tokens)):
+                    FLOAT.store(b, address, v, channels)
+
+    is_whole = b.icmp_signed("==", b.add(n_channels, n_tokens), b.add(lanes, lanes))
+    with b.if_else(is_whole) as (whole, part):
+        with whole:
+            tile(None, None)
+        with part:
+            tile(b.trunc(n_tokens, I32), b.trunc(n_channels, I32))
+
+
+@intrinsic
+def conv_tile(
+    _: Any, x: Any, xs: Any, k: Any, ks: Any, length: Any, out: Any, step: Any, c: Any, n: Any
+) -> Typed:
+    return typed(types.void(*[types.intp] * 9), _conv_tile)
+
+
+@inline
+def conv_few(node: int, x: int, kernel: int, out: int, n_channels: int) -> None:
+    """All tokens of some channels, one by one."""
+    for t in range(dst_ne(node, 1)):
+        for c in range(n_channels):
+            total = ZERO
+            for j in range(src_ne(node, 1, 0)):
+                value = load(float32, x + c * src_nb(node, 0, 1) + 4 * (t + j))
+                weight = load(float32, kernel + c * src_nb(node, 1, 1) + 4 * j)
+                total = multiply_add(weight, value, total)
+            store(out + 4 * c + t * dst_nb(node, 1), total)
+
+
+@graph_kernel
+def ssm_conv(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+    """dst[i, t, s] = sum over j of x[t + j, i, s] * kernel[j, i]; an item is LANES channels."""
+    n_channels, n_tokens, n_kernel = dst_ne(node, 0), dst_ne(node, 1), src_ne(node, 1, 0)
+    blocks = (n_channels + LANES - 1) // LANES
+    items = blocks * dst_ne(node, 2)
+    for i in range(chunk_start(items, chunk, n_chunks), chunk_start(items, chunk + 1, n_chunks)):
+        first, seq = i % blocks * LANES, i // blocks
+        count = min(LANES, n_channels - first)
+        x = src_data(node, 0) + first * src_nb(node, 0, 1) + seq * src_nb(node, 0, 2)
+        kernel = src_data(node, 1) + first * src_nb(node, 1, 1)
+        out = dst_data(node) + 4 * first + seq * dst_nb(node, 2)
+        if n_tokens < FEW:
+            conv_few(node, x, kernel, out, count)
+        else:
+            for t in range(0, n_tokens, LANES):
+                conv_tile(
+                    *(x + 4 * t, src_nb(node, 0, 1), kernel, src_nb(node, 1, 1), n_kernel),
+                    *(out + t * dst_nb(node, 1), dst_nb(node, 1), count),
+                    min(LANES, n_tokens - t),
+                )
+
+
+# ---------------------------------------------------------------- gated delta rule
+# (index of a vector's first element, elements left of it if it is the last) -> pairs to multiply
+Pairs = Callable[[Any, Any], Iterator[tuple[V, V]]]
 
 
 def _products(b: Any, count: int, n: Any, pairs: Pairs) -> list[Any]:
