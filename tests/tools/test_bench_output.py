@@ -18,7 +18,7 @@ from pyggml.tools.bench_startup import layout as startup_layout
 from pyggml.tools.bench_tasks import OUTER, TESTS, Task
 from pyggml.version import __version__
 
-GRID = {p.field: p.default for p in (*OUTER, *TESTS)}
+GRID = {"numa": ("",), **{p.field: p.default for p in (*OUTER, *TESTS)}}
 
 
 class Reference:

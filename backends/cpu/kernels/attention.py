@@ -262,14 +262,13 @@ def weigh_block(node: int, tile: Any, places: Any, records: int, first: int, n_k
         probabilities_of_block(records + step * r, row, mask, n_keys, scale, slope, cap)
 
 
-def _attention_kernel(name: str, load_pair: Any, add_in_place: Any) -> None:
-    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments.
+def _output_adder(add_in_place: Any) -> Any:
+    """Function: the outputs of a block are added to the records of a tile's rows.
 
     A few rows take the values from where they are (`add_in_place`): to bring them into another
     form would cost more than their use. The sums are the same.
     """
-    can_stay = add_in_place is not None
-    add_stored = add_in_place if can_stay else add_staged
+    add_stored = add_staged if add_in_place is None else add_in_place
 
     @apart
     def add_outputs(
@@ -280,10 +279,16 @@ def _attention_kernel(name: str, load_pair: Any, add_in_place: Any) -> None:
         step, width = param_int(node, RECORD), padded(src_ne(node, 2, 0))
         sizes = 256 * n_keys + tile[1] * tile[3]
         if in_place:
-            sizes += src_nb(node, 2, 1) << 32
-            add_stored(records, step, scores, v, width, sizes)
+            add_stored(records, step, scores, v, width, sizes + (src_nb(node, 2, 1) << 32))
         else:
             add_staged(records, step, scores, values, width, sizes + (4 * width << 32))
+
+    return add_outputs
+
+
+def _attention_kernel(name: str, load_pair: Any, add_in_place: Any) -> None:
+    """Sources: q, k, v, mask, sinks. dst: the result, or the records of all segments."""
+    add_outputs, can_stay = _output_adder(add_in_place), add_in_place is not None
 
     @inline
     def attend_segment(node: int, tile: Any, places: Any, records: int, segment: int) -> None:
