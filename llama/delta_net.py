@@ -50,7 +50,8 @@ def _recurrent_layers(kv: Metadata, hp: HParams) -> tuple[bool, ...]:
     """A list, or n for "every n-th layer attends fully"."""
     key = f"{hp.arch}.attention.recurrent_layers"
     if key in kv:
-        flags = tuple(bool(flag) for flag in kv.get_per_layer(key, hp.n_layer))
+        listed = kv.get_per_layer(key, hp.n_layer + hp.n_nextn)
+        flags = tuple(bool(flag) for flag in listed[: hp.n_layer])
     else:
         key = f"{hp.arch}.full_attention_interval"
         n = kv.get_int(key, 4)

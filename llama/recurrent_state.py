@@ -169,9 +169,13 @@ class RecurrentState:
             *(leaf(f"s_{side}", n) for side in ("source", "target")),
         )
 
+    # The only cell of a memory for one sequence is read where it lies: a graph writes a cell after
+    # everything that is made of it.
+
     def past_inputs(self, il: int, inputs: StateInputs) -> Tensor:
         """[n_kernel - 1, n_channels, n_seqs]"""
-        rows = build.get_rows(self.r[il], inputs.r_source)
+        r = self.r[il]
+        rows = r if r.ne[1] == 1 else build.get_rows(r, inputs.r_source)
         return build.reshape(rows, self.shape.n_kernel - 1, self.shape.n_channels, rows.ne[1])
 
     def store_inputs(self, il: int, x: Tensor, inputs: StateInputs) -> Tensor:
@@ -184,7 +188,9 @@ class RecurrentState:
     def states(self, il: int, inputs: StateInputs) -> Tensor:
         """[n, n, n_head, n_seqs]"""
         n, n_head = self.shape.n, self.shape.n_head
-        rows = build.get_rows(self._heads(il), inputs.s_source)
+        rows = self._heads(il)
+        if rows.ne[1] > n_head:
+            rows = build.get_rows(rows, inputs.s_source)
         return build.reshape(rows, n, n, n_head, rows.ne[1] // n_head)
 
     def store_states(self, il: int, states: Tensor, inputs: StateInputs) -> Tensor:

@@ -313,6 +313,9 @@ def test_which_layers_are_recurrent(read: Callable[..., object]) -> None:
     assert read(full_attention_interval=2).is_recurrent == (True, False, True, False)
     listed = read(attention__recurrent_layers=[False, True, True, False])
     assert listed.is_recurrent == (False, True, True, False)
+    # the list counts the layers that predict further tokens too
+    listed = read(attention__recurrent_layers=[True, False, True, False], nextn_predict_layers=1)
+    assert listed.is_recurrent == (True, False, True) and listed.n_layer == 3
 
 
 @pytest.mark.parametrize(
