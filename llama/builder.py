@@ -82,10 +82,13 @@ class Builder:
     def scale(self, x: Tensor, s: float, name: str, il: int = -1) -> Tensor:
         return self.name(build.scale(x, s), name, il)
 
-    def norm(self, x: Tensor, weight: Tensor, name: str, il: int = -1) -> Tensor:
-        """RMS norm times weight."""
-        normed = self.name(build.rms_norm(x, self.hp.rms_eps), "norm", il)
-        return self.name(build.mul(normed, weight), name, il)
+    def norm(
+        self, x: Tensor, weight: Tensor, name: str, il: int = -1, *, bias: Tensor | None = None
+    ) -> Tensor:
+        """RMS norm (or the model's other norm) times weight, plus bias."""
+        kind = build.norm if self.hp.layer_norm else build.rms_norm
+        y = build.mul(self.name(kind(x, self.hp.rms_eps), "norm", il), weight)
+        return self.name(y if bias is None else build.add(y, bias), name, il)
 
     def linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
         """Matrix times x, plus the bias if the model has one."""
@@ -263,6 +266,13 @@ class Builder:
             hidden = build.glu_split(gate, up, act)
         self.name(hidden, f"ffn_{act.name.lower()}", il)
         return self.name(self.linear(layer, f"ffn_down{suffix}", hidden), name, il)
+
+    def plain_ffn(self, layer: Layer, x: Tensor) -> Tensor:
+        """down(gelu(up(x))): no gate."""
+        il = layer.il
+        up = self.name(self.linear(layer, "ffn_up", x), "ffn_up", il)
+        hidden = self.name(build.gelu(up), "ffn_gelu", il)
+        return self.name(self.linear(layer, "ffn_down", hidden), "ffn_out", il)
 
 
 def attn_temperatures(hp: HParams, pos: IntArray) -> npt.NDArray[np.float32]:

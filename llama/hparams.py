@@ -142,6 +142,7 @@ class HParams:
     delta_net: DeltaNet | None = None
     is_recurrent: tuple[bool, ...] = ()  # layers that keep a state instead of keys and values
     rope_sections: tuple[int, int, int, int] = (0, 0, 0, 0)  # of modes with four positions
+    layer_norm: bool = False  # norms subtract the mean, too; rms_eps is their epsilon
     no_rope: tuple[bool, ...] = ()  # layers that know no positions
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a layer's parts add to the residual stream
@@ -264,7 +265,7 @@ def _checked(scaling: RopeScaling, keys: str) -> RopeScaling:
     return scaling
 
 
-def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
+def common(kv: Metadata, rope_mode: RopeMode, *, layer_norm: bool = False) -> HParams:
     """The keys that every decoder shares; architectures refine the result with `replace`."""
     a = kv.get_str("general.architecture")
     n_layer = kv.get_int(f"{a}.block_count")
@@ -290,7 +291,8 @@ def common(kv: Metadata, rope_mode: RopeMode) -> HParams:
         n_embd_head_k=head_k,
         n_embd_head_v=kv.get_int(f"{a}.attention.value_length", head),
         n_rot=kv.get_int(f"{a}.rope.dimension_count", head_k),
-        rms_eps=not_negative(kv, f"{a}.attention.layer_norm_rms_epsilon"),
+        rms_eps=not_negative(kv, f"{a}.attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon"),
+        layer_norm=layer_norm,
         rope_mode=rope_mode,
         rope=rope_scaling(kv, n_ctx_train),
     )

@@ -93,9 +93,13 @@ class WantList:
         """The layers that predict further tokens."""
         self.ignored += [f"blk.{hp.n_layer + i}." for i in range(hp.n_nextn)]
 
-    def norm(self, il: int, name: str, n: int, *, required: bool = True) -> None:
-        """The weight of a norm."""
+    def norm(
+        self, il: int, name: str, n: int, *, required: bool = True, bias: bool = False
+    ) -> None:
+        """The weight of a norm, and with `bias` its bias."""
         self.add(f"blk.{il}.{name}.weight", n, op=Op.MUL, layer=il, required=required)
+        if bias:
+            self.add(f"blk.{il}.{name}.bias", n, op=Op.ADD, layer=il, required=required)
 
     def linear(
         self, il: int, name: str, n_in: int, n_out: int, *, bias: bool = False, unless: str = ""
@@ -130,6 +134,11 @@ class WantList:
         self.linear(il, f"ffn_gate{suffix}", n_embd, n_ff, bias=bias)
         self.linear(il, f"ffn_up{suffix}", n_embd, n_ff, bias=bias)
         self.linear(il, f"ffn_down{suffix}", n_ff, n_embd, bias=bias)
+
+    def plain_ffn(self, il: int, n_embd: int, n_ff: int) -> None:
+        """ffn_up and ffn_down with biases, and no gate."""
+        self.linear(il, "ffn_up", n_embd, n_ff, bias=True)
+        self.linear(il, "ffn_down", n_ff, n_embd, bias=True)
 
     def fused_ffn(self, il: int, n_embd: int, n_ff: int) -> None:
         """ffn_up that holds the gate and then the other half, and ffn_down."""

@@ -5,6 +5,7 @@ python tests/models_table.py
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -67,12 +68,14 @@ COLUMNS = [
 ]
 
 
-def main() -> None:
+def main(archs: list[str]) -> None:
     columns = [c for c in COLUMNS if c.ours.get("type_k", "f32") in CACHE_TYPES]
+    rows = written() if archs else {}
     with tempfile.TemporaryDirectory() as folder:
-        rows = [[f"`{arch}`", *cells(arch, columns, Path(folder))] for arch in sorted(ARCHS)]
+        for arch in archs or ARCHS:
+            rows[arch] = [f"`{arch}`", *cells(arch, columns, Path(folder))]
     titles = ["architecture", *(column.title for column in columns)]
-    table = [titles, ["---"] * len(titles), *rows]
+    table = [titles, ["---"] * len(titles), *(rows[arch] for arch in sorted(rows))]
     lines = [f"| {' | '.join(row)} |" for row in table]
     DOCUMENT.write_text(TEXT.format(n=sum(LENGTHS)) + "\n".join(lines) + "\n")
 
@@ -90,11 +93,12 @@ def cells(arch: str, columns: list[Column], folder: Path) -> Iterator[str]:
             yield "-"
 
 
-def documented() -> list[str]:
-    """The architectures that the table has rows for."""
-    lines = DOCUMENT.read_text().splitlines()
-    return [line.split("`")[1] for line in lines if line.startswith("| `")]
+def written() -> dict[str, list[str]]:
+    """The cells of each architecture that the table has a row for."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    return {row[0].strip("`"): row for row in rows if row[0] != "architecture"}
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -51,6 +51,9 @@ WIDE |= {"n_expert": 12, "n_ff_exp": 512, "n_ff_shexp": 1024}
 SMALL |= LINEAR_SIZES
 WIDE |= {**LINEAR_SIZES, "n_state": 32, "n_state_k": 5, "n_state_v": 40}
 
+BIASES = (*QKV_BIAS, "attn_norm.bias", "attn_output.bias", "ffn_up.bias", "ffn_down.bias")
+LAYER_NORM: dict[str, Scalar] = {"attention.layer_norm_epsilon": 1e-5}
+
 ARCHS = {
     "llama": Arch("llama-bpe", UNTIED, DENSE, {"rope.freq_base": 5e5}),
     "qwen2": Arch("qwen2", UNTIED, (*DENSE, *QKV_BIAS), {"rope.freq_base": 1e6}, square=True),
@@ -109,6 +112,31 @@ ARCHS = {
         square=True,
         shapes={"attn_q_norm": ("n_q",), "attn_k_norm": ("n_kv",)},
     ),
+    "gemma": Arch("spm", TIED, DENSE, {}, gains={"token_embd": 0.3, "output_norm": 6.0}),
+    "internlm2": Arch("spm", UNTIED, DENSE, {}, square=True),
+    "exaone": Arch("refact", UNTIED, (*DENSE, *QKV_BIAS), {}),
+    "starcoder2": Arch(
+        "refact",
+        (*UNTIED, "output_norm.bias"),
+        (*ATTENTION, *BIASES, *DENSE[5:6], "ffn_norm.bias", "ffn_up", "ffn_down"),
+        LAYER_NORM,
+        square=True,
+    ),
+    "phi2": Arch(
+        "refact",
+        (*UNTIED, "output_norm.bias", "output.bias"),
+        (*ATTENTION, *BIASES, "ffn_up", "ffn_down"),
+        {**LAYER_NORM, "rope.dimension_count": 20},
+        square=True,
+    ),
+    "command-r": Arch(
+        "glm4",
+        TIED,
+        (*ATTENTION, *DENSE[-3:]),
+        {**LAYER_NORM, "logit_scale": 0.5},
+        square=True,
+        gains={"token_embd": 0.5, "output_norm": 8.0},
+    ),
     "granite": Arch(
         "refact",
         TIED,
@@ -127,7 +155,7 @@ LONGROPE = ("rope_factors_long", "rope_factors_short")
 LONGROPE_KEYS: dict[str, Scalar] = {"rope.scaling.type": "longrope"}
 
 # Architectures with a GELU, which in ggml's CPU code is a table of F16 values.
-TABLE_GELU = ("gemma2", "gemma3")
+TABLE_GELU = ("gemma", "gemma2", "gemma3", "phi2", "starcoder2")
 
 # name -> architecture and the arguments of write_tiny that make it
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
