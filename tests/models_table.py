@@ -71,13 +71,19 @@ COLUMNS = [
 
 def main(archs: list[str]) -> None:
     columns = [c for c in COLUMNS if c.ours.get("type_k", "f32") in CACHE_TYPES]
-    rows = written() if archs else {}
+    titles = ["architecture", *(column.title for column in columns)]
+    rows = written()
     with tempfile.TemporaryDirectory() as folder:
         for arch in archs or ARCHS:
             rows[arch] = [f"`{arch}`", *cells(arch, columns, Path(folder))]
-    titles = ["architecture", *(column.title for column in columns)]
-    table = [titles, ["---"] * len(titles), *(rows[arch] for arch in sorted(rows))]
-    lines = [f"| {' | '.join(row)} |" for row in table]
+            write(titles, rows)
+
+
+def write(titles: list[str], rows: dict[str, list[str]]) -> None:
+    """The document; rows that were measured in fewer ways are filled up."""
+    known = [rows[arch] for arch in sorted(rows) if arch in ARCHS]
+    filled = [row + [""] * (len(titles) - len(row)) for row in known]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *filled)]
     DOCUMENT.write_text(TEXT.format(n=sum(LENGTHS)) + "\n".join(lines) + "\n")
 
 
