@@ -317,15 +317,20 @@ class Memory:
         for part in self.parts:
             part.cells.keep(seq)
 
+    def _check_movable(self, seq: int) -> None:
+        self._check(seq)
+        if any(cache.hp.n_pos > 1 for cache in self.caches):
+            raise UserError("the positions of this model cannot be moved: a token has several")
+
     def shift(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move positions; the keys are rotated before the next decode."""
-        self._check(seq)
+        self._check_movable(seq)
         for part in self.parts:
             part.cells.add(seq, p0, p1, delta)
 
     def divide(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide positions (self-extend); the keys are rotated before the next decode."""
-        self._check(seq)
+        self._check_movable(seq)
         for part in self.parts:
             part.cells.divide(seq, p0, p1, d)
 

@@ -258,6 +258,8 @@ def test_contexts_shift_where_each_token_has_one_position(tmp_path: Path, hybrid
     assert session.context.memory.pos_max(0) == len(session.tokens) - 1 < 200
     with pytest.raises(UserError, match="--context-shift: the positions of this model cannot"):
         generate(Session(context_of(hybrid)))
+    with pytest.raises(UserError, match="cannot be moved: a token has several"):
+        context_of(hybrid).memory.shift(0, 1, 2, -1)
 
 
 # ---------------------------------------------------------------- ubatches
