@@ -31,7 +31,7 @@ def with_delta_net(kv: Metadata, hp: HParams) -> HParams:
         n_head=kv.get_int(f"{a}.ssm.time_step_rank"),
     )
     n_inner = kv.get_int(f"{a}.ssm.inner_size")
-    sizes = (shape.n_kernel, shape.n, shape.n_head_k, shape.n_head)
+    sizes = (shape.n_kernel - 1, shape.n, shape.n_head_k, shape.n_head)
     if min(sizes) < 1 or shape.n_head % shape.n_head_k or n_inner != shape.n * shape.n_head:
         raise ModelError(
             f"{a}.ssm.*: conv_kernel {shape.n_kernel}, state_size {shape.n}, group_count "

@@ -326,6 +326,7 @@ def test_which_layers_are_recurrent(read: Callable[..., object]) -> None:
         ({"ssm__inner_size": 40}, "inner_size 40 do not fit together"),
         ({"ssm__group_count": 4}, "group_count 4, time_step_rank 6"),
         ({"ssm__state_size": 0}, "state_size 0"),
+        ({"ssm__conv_kernel": 1}, "conv_kernel 1"),
         ({"full_attention_interval": 9}, "none of the 4 layers attends fully"),
         ({"rope__dimension_sections": [0, 0, 0, 0]}, "the sections must have pairs"),
         ({"attention__value_length": 2}, "heads of keys are 4 wide, those of values 2"),
