@@ -44,6 +44,7 @@ class Gguf:
         self.version = first.version
         self.alignment = first.alignment
         self.metadata = first.metadata
+        self.has_data = all(file.header.has_data for file in loaded)
         self.parts = tuple(file.part for file in loaded)
         self.tensors = _join_tensors(loaded)
 
@@ -94,18 +95,26 @@ class _Loaded:
         return end + 4 <= self.part.size and self.part.read(end, 4) == b"GGUF"
 
 
-def open_gguf(path: str | Path, *, splits: Sequence[str | Path] = ()) -> Gguf:
+def open_gguf(
+    path: str | Path,
+    *,
+    splits: Sequence[str | Path] = (),
+    alone: bool = False,
+    allow_no_data: bool = False,
+) -> Gguf:
     """Open a model by its file, or by the first of its parts.
 
     The other parts are found by name, unless `splits` lists all of them, in any order; `path` may
-    then be any one.
+    then be any one. `alone`: only this file, whatever part of a model it is. `allow_no_data`: it
+    may end before its tensors (`has_data` tells), for those who do not ask for their bytes.
     """
     with ExitStack() as stack:
         if splits:
             paths = dict.fromkeys([Path(path), *map(Path, splits)])
             loaded = _sort_parts([_load(part, stack) for part in paths])
         else:
-            loaded = _find_parts(_load(Path(path), stack), stack)
+            first = _load(Path(path), stack, allow_no_data=allow_no_data)
+            loaded = [first] if alone else _find_parts(first, stack)
         if len(loaded) > 1:
             _check_total(loaded)
             log.info("additional %d GGUFs metadata loaded", len(loaded) - 1)
@@ -114,14 +123,14 @@ def open_gguf(path: str | Path, *, splits: Sequence[str | Path] = ()) -> Gguf:
         return gguf
 
 
-def _load(path: Path, stack: ExitStack) -> _Loaded:
+def _load(path: Path, stack: ExitStack, *, allow_no_data: bool = False) -> _Loaded:
     part = GgufPart(path)
     stack.callback(part.close)
-    loaded = _Loaded(part, read_header(part))
+    loaded = _Loaded(part, read_header(part, allow_no_data=allow_no_data))
     if loaded.split_count > 1 and loaded.is_followed_by_gguf():
         raise GgufError(
             f"{path}: another GGUF file follows at byte {loaded.header.data_end:,}: parts of a "
-            "split model were joined byte by byte; merge them with `llama-gguf-split --merge`"
+            "split model were joined byte by byte; merge them with `pyllama-gguf merge`"
         )
     return loaded
 
@@ -136,7 +145,7 @@ def _find_parts(first: _Loaded, stack: ExitStack) -> list[_Loaded]:
             f"{path}: is part {first.split_no + 1} of {count} of a split model: "
             f"open its first part, {_first_name(path, count)}"
         )
-    suffix = _suffix(0, count)
+    suffix = part_suffix(0, count)
     if not path.name.endswith(suffix):
         raise GgufError(
             f"{path}: invalid split file name: it is part 1 of {count}, so its name must end in "
@@ -145,7 +154,7 @@ def _find_parts(first: _Loaded, stack: ExitStack) -> list[_Loaded]:
     prefix = path.name.removesuffix(suffix)
     loaded = [first]
     for i in range(1, count):
-        other = path.with_name(prefix + _suffix(i, count))
+        other = path.with_name(prefix + part_suffix(i, count))
         if not other.exists():
             raise GgufError(f"{other}: part {i + 1} of {count} is missing: put it beside {path}")
         loaded.append(_load(other, stack))
@@ -153,15 +162,16 @@ def _find_parts(first: _Loaded, stack: ExitStack) -> list[_Loaded]:
     return loaded
 
 
-def _suffix(index: int, count: int) -> str:
+def part_suffix(index: int, count: int) -> str:
+    """What the name of a part ends in; the first has index 0."""
     return f"-{index + 1:05d}-of-{count:05d}.gguf"
 
 
 def _first_name(path: Path, count: int) -> str:
     prefix, found = re.subn(r"-\d{5}-of-\d{5}\.gguf$", "", path.name)
     if found:
-        return str(path.with_name(prefix + _suffix(0, count)))
-    return f"whose name usually ends in {_suffix(0, count)}"
+        return str(path.with_name(prefix + part_suffix(0, count)))
+    return f"whose name usually ends in {part_suffix(0, count)}"
 
 
 def _sort_parts(loaded: list[_Loaded]) -> list[_Loaded]:

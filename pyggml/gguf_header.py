@@ -36,6 +36,10 @@ MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one ne, t
 MIN_NESTED_BYTES = 4 + 8  # element type, count
 
 DAMAGED = "the file is damaged or incomplete: download it again"
+NO_DATA = (
+    "holds only the header of a model: plan with it (--dry-run); "
+    f"if the tensors should be in it, {DAMAGED}"
+)
 RETIRED_TYPES = {
     4: "q4_2",
     5: "q4_3",
@@ -78,6 +82,7 @@ class Header:
     metadata: Metadata
     tensors: dict[str, GgufTensor]
     data_end: int  # where the last tensor and its padding end
+    has_data: bool  # False: the file ends where its tensors would begin
 
 
 class Cursor:
@@ -148,8 +153,11 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-def read_header(part: GgufPart) -> Header:
-    """Parse everything before the tensor data; tensors get part index 0."""
+def read_header(part: GgufPart, *, allow_no_data: bool = False) -> Header:
+    """Parse everything before the tensor data; tensors get part index 0.
+
+    A file that ends there is refused, unless only its header is of interest.
+    """
     cursor = Cursor(part)
     version = _read_version(cursor)
     n_tensors = cursor.count("the number of tensors", MIN_TENSOR_BYTES, MAX_TENSORS)
@@ -157,8 +165,13 @@ def read_header(part: GgufPart) -> Header:
     fields = _read_fields(cursor, n_keys)
     metadata = Metadata(part.path, cursor.data, fields)
     alignment = _alignment(cursor, metadata)
-    tensors, data_end = _read_tensors(cursor, n_tensors, alignment)
-    return Header(version, alignment, metadata, tensors, data_end)
+    tensors, data_size = _read_tensors(cursor, n_tensors, alignment)
+    start = _pad(cursor.pos, alignment)
+    has_data = part.size != start or not 0 < data_size <= MAX_INT64
+    if not (has_data or allow_no_data):
+        raise cursor.error(NO_DATA, start)
+    _place(cursor, tensors, start, check=has_data)
+    return Header(version, alignment, metadata, tensors, start + data_size, has_data)
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -312,7 +325,7 @@ def _alignment(cursor: Cursor, metadata: Metadata) -> int:
 def _read_tensors(
     cursor: Cursor, n_tensors: int, alignment: int
 ) -> tuple[dict[str, GgufTensor], int]:
-    """The tensors with their offsets in the file, and where the data of the last one ends."""
+    """The tensors with their offsets in the data section, and the size of that."""
     tensors: dict[str, GgufTensor] = {}
     expected = 0
     for i in range(n_tensors):
@@ -328,16 +341,14 @@ def _read_tensors(
             )
         expected += _pad(tensor.nbytes, alignment)
         tensors[tensor.name] = tensor
-    start = _pad(cursor.pos, alignment)
-    _place(cursor, tensors, start)
-    return tensors, start + expected
+    return tensors, expected
 
 
-def _place(cursor: Cursor, tensors: dict[str, GgufTensor], start: int) -> None:
+def _place(cursor: Cursor, tensors: dict[str, GgufTensor], start: int, *, check: bool) -> None:
     """Turn offsets within the data section into offsets within the file."""
     for name, tensor in tensors.items():
         offset = start + tensor.offset
-        if offset + tensor.nbytes > cursor.part.size:
+        if check and offset + tensor.nbytes > cursor.part.size:
             raise cursor.error(
                 f"tensor {name!r} data is not within the file bounds: it ends at byte "
                 f"{offset + tensor.nbytes:,} of {cursor.part.size:,}; {DAMAGED}",

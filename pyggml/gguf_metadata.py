@@ -131,7 +131,7 @@ def stored_end(field: Field) -> int:
     """The byte after a value."""
     if field.type is ValueType.STRING:
         return field.offset + field.length
-    kind = field.item or field.type
+    kind = field.type if field.item is None else field.item
     if field.starts is not None:
         return int(field.starts[-1])
     if kind is ValueType.ARRAY:
@@ -376,4 +376,6 @@ class Metadata(Mapping[str, Value]):
     def type_label(self, key: str) -> str:
         """The type as gguf prints it: `u32`, `arr[str,300]`."""
         field = self._fields[key]
-        return f"arr[{field.item.label},{field.length}]" if field.item else field.type.label
+        if field.item is None:
+            return field.type.label
+        return f"arr[{field.item.label},{field.length}]"

@@ -69,11 +69,10 @@ class NewFile:
         return int.from_bytes(pair.raw, "little") if pair else DEFAULT_ALIGNMENT
 
     def header(self) -> bytes:
-        """Everything before the data, padding included."""
+        """Everything before the data, without padding."""
         counts = struct.pack("<IQQ", self.version, len(self.tensors), len(self.pairs))
         pairs = (_text(k) + struct.pack("<I", p.type) + p.raw for k, p in self.pairs.items())
-        raw = b"".join((b"GGUF", counts, *pairs, *self._infos()))
-        return raw + bytes(-len(raw) % self.alignment)
+        return b"".join((b"GGUF", counts, *pairs, *self._infos()))
 
     def _infos(self) -> Iterator[bytes]:
         offset = 0
@@ -87,13 +86,13 @@ class NewFile:
 
     @property
     def data_size(self) -> int:
-        """Bytes of all tensors with their padding."""
+        """Bytes of all tensors with their padding, if they are written."""
         return sum(self.padded(t.nbytes) for t in self.tensors) if self.has_data else 0
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self.header()) + self.data_size
+        return self.padded(len(self.header())) + self.data_size
 
 
 def _text(text: str) -> bytes:
@@ -149,7 +148,7 @@ def write_files(
     Existing ones are refused unless `replace`; the `sources` that tensors are read from always.
     """
     check_files(files, sources=sources, replace=replace)
-    total = sum(file.data_size for file in files)
+    total = sum(tensor.nbytes for file in files if file.has_data for tensor in file.tensors)
     written = 0
     with ExitStack() as stack:
         names = [stack.enter_context(_temporary(file.path)) for file in files]
@@ -164,6 +163,13 @@ def write_files(
         for file, name in zip(files, names, strict=True):
             with _explained(file.path):
                 os.replace(name, file.path)
+
+
+def overwrite(path: Path, offset: int, raw: bytes) -> None:
+    """Replace bytes of a file that are there."""
+    with _explained(path), open(path, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), raw, offset)
+        os.fsync(file.fileno())
 
 
 def check_files(
@@ -234,16 +240,15 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _write(file: NewFile, out: BinaryIO) -> Iterator[int]:
-    """Write a file; yields how many bytes of tensors were added."""
-    out.write(file.header())
-    if not file.has_data:
-        return
-    for tensor in file.tensors:
+    """Write a file; yields how many bytes of tensors were added, padding aside."""
+    end = file.padded(out.write(file.header()))
+    for tensor in file.tensors if file.has_data else ():
+        out.seek(end)
         size = 0
         for chunk in tensor.chunks():
             size += out.write(chunk)
             yield len(chunk)
         assert size == tensor.nbytes, f"{tensor.name}: {size} bytes, not {tensor.nbytes}"
-        padding = bytes(-size % file.alignment)
-        out.write(padding)
-        yield len(padding)
+        end += file.padded(size)
+    # padding was stepped over: it is zeros that take no time
+    out.truncate(end)

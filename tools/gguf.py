@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,12 @@ import click
 from pyggml.version import __version__
 
 if TYPE_CHECKING:
+    from pyggml.gguf import Gguf
     from pyggml.gguf_writer import NewFile
 
 PATH = click.Path(path_type=Path)
+TYPE_NAMES = ["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f32", "f64", "bool", "str"]
+TERMINATED = 128 + signal.SIGTERM
 SETTINGS = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -34,6 +38,115 @@ def command(context: click.Context) -> None:
 def forced(function: Callable[..., Any]) -> Callable[..., Any]:
     """With the flag that allows to replace a file."""
     return click.option("-f", "--force", is_flag=True, help="replace existing files")(function)
+
+
+@command.command()
+@click.argument("path", metavar="FILE", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="the whole header as one JSON object")
+@click.option("--all", "whole", is_flag=True, help="do not shorten long arrays and texts")
+def dump(path: Path, as_json: bool, whole: bool) -> None:
+    """Show metadata and tensors; of a split model, those of one part."""
+    import json
+
+    from pyggml.gguf import open_gguf
+    from pyggml.tools import gguf_dump
+
+    with open_gguf(path, alone=True, allow_no_data=True) as gguf:
+        if as_json:
+            print(json.dumps(gguf_dump.as_json(gguf)))
+        else:
+            for line in gguf_dump.lines(gguf, whole=whole):
+                print(line)
+
+
+@command.command()
+@click.argument("source", metavar="IN", type=PATH)
+@click.argument("prefix", metavar="PREFIX")
+@click.option("--split-max-size", "size", metavar="N(M|G)", help="bytes of tensors in a part")
+@click.option(
+    "--split-max-tensors",
+    "n_tensors",
+    metavar="N",
+    type=int,
+    help="tensors in a part (default: 128)",
+)
+@click.option("--no-tensor-first-split", "empty_first", is_flag=True, help="metadata has its part")
+@click.option("--dry-run", is_flag=True, help="show what would be written")
+@forced
+def split(
+    source: Path,
+    prefix: str,
+    size: str | None,
+    n_tensors: int | None,
+    empty_first: bool,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Cut a model into PREFIX-00001-of-00003.gguf and so on.
+
+    A tensor that is larger than --split-max-size has a part for itself.
+    """
+    from pyggml.gguf import open_gguf
+    from pyggml.tools.gguf_split import Limits, split_files
+
+    limits = Limits.of(size, n_tensors, empty_first=empty_first)
+    with open_gguf(source) as gguf:
+        files = split_files(gguf, prefix, limits)
+        if dry_run:
+            report(files)
+            print("nothing is written: this is a dry run")
+        else:
+            write(files, gguf, force=force)
+
+
+@command.command()
+@click.argument("source", metavar="FIRST", type=PATH)
+@click.argument("path", metavar="OUT", type=PATH)
+@forced
+def merge(source: Path, path: Path, force: bool) -> None:
+    """Join the parts of a split model, found by the name of the first."""
+    from pyggml.gguf import open_gguf
+    from pyggml.tools.gguf_split import merged_file
+
+    with open_gguf(source) as gguf:
+        write([merged_file(gguf, path)], gguf, force=force)
+
+
+@command.command()
+@click.argument("source", metavar="IN", type=PATH)
+@click.argument("path", metavar="OUT", type=PATH)
+@forced
+def header(source: Path, path: Path, force: bool) -> None:
+    """Write metadata and the list of tensors without their data, to plan with."""
+    from pyggml.gguf import open_gguf
+    from pyggml.tools.gguf_split import whole_file
+
+    with open_gguf(source, allow_no_data=True) as gguf:
+        write([whole_file(gguf, path, has_data=False)], gguf, force=force)
+
+
+# what looks like an option may be a negative number
+@command.command("set", context_settings={"ignore_unknown_options": True})
+@click.argument("path", metavar="FILE", type=PATH)
+@click.argument("key")
+@click.argument("text", metavar="VALUE")
+@click.option("--type", "wanted", type=click.Choice(TYPE_NAMES), help="type of a key that is new")
+def set_value(path: Path, key: str, text: str, wanted: str | None) -> None:
+    """Set one value of the metadata; it must suit the type that the key has.
+
+    The file is rewritten under a temporary name, or in place where the size stays the same.
+    """
+    from pyggml.gguf import open_gguf
+    from pyggml.tools.gguf_set import TYPES, changed, parsed, type_to_store
+
+    with open_gguf(path, alone=True, allow_no_data=True) as gguf:
+        kind = type_to_store(gguf, key, TYPES[wanted] if wanted else None)
+        before = repr(gguf.metadata[key]) if key in gguf.metadata else "new"
+        file = changed(gguf, key, parsed(key, text, kind))
+        if file:
+            write([file], force=True)
+        shown = repr(text) if kind is TYPES["str"] else text
+        print(f"{path}: {key} ({kind.label}): {before} -> {shown}")
 
 
 @command.command()
@@ -74,17 +187,20 @@ def upcycle(source: Path, path: Path, force: bool, **recipe: Any) -> None:
     parsed = Recipe(**recipe)
     with open_gguf(source) as gguf:
         pairs, tensors = upcycled(gguf, parsed)
-        sources = [part.path for part in gguf.parts]
-        write([NewFile(path, pairs, tensors, gguf.version)], sources, force=force)
+        write([NewFile(path, pairs, tensors, gguf.version)], gguf, force=force)
         arch = gguf.metadata.get_str("general.architecture")
     exact = f"noise {parsed.noise:g}, seed {parsed.seed}" if parsed.noise else "exact copies"
     print(f"{parsed.n_expert} experts a layer, {parsed.n_used} used, {exact}; made of {arch}")
 
 
-def write(files: Sequence[NewFile], sources: Sequence[Path], *, force: bool) -> None:
-    """Write files, with progress on a terminal, and say what was written."""
+def write(files: Sequence[NewFile], source: Gguf | None = None, *, force: bool) -> None:
+    """Write files, with progress on a terminal, and say what was written.
+
+    None may replace the `source`. A signal that ends the process leaves no temporary files.
+    """
     from pyggml.gguf_writer import write_files
 
+    parts = [part.path for part in source.parts] if source else []
     on_terminal = sys.stderr.isatty()
     shown = -1
 
@@ -94,11 +210,18 @@ def write(files: Sequence[NewFile], sources: Sequence[Path], *, force: bool) -> 
             shown = done * 100 // total
             print(f"\rwriting {shown:3d} %", end="", file=sys.stderr, flush=True)
 
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        write_files(files, sources=sources, replace=force, progress=progress)
+        write_files(files, sources=parts, replace=force, progress=progress)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if shown >= 0:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    report(files)
+
+
+def report(files: Sequence[NewFile]) -> None:
+    """One line for each file."""
     for file in files:
         print(
             f"{file.path}: {file.size:,} bytes, {len(file.tensors):,} tensors, "

@@ -105,7 +105,8 @@ def _run(name: str, args: Sequence[str], origins: dict[str, str]) -> None:
     tool = next(tool for tool in TOOLS if tool.name == name)
     if tool.is_group:
         group: click.Group = importlib.import_module(tool.module).command
-        group.main(list(args), f"pyllama-{name}", standalone_mode=False)
+        with group.make_context(f"pyllama-{name}", list(args)) as context:
+            group.invoke(context)
         return
 
     def run(values: Values) -> None:

@@ -98,6 +98,7 @@ def test_array_getters(metadata: Callable[..., Metadata]) -> None:
     assert keys.get_array("bool").dtype == np.bool_
     assert keys.get_strings("none", None) is None
     assert keys.type_label("u32") == "arr[u32,2]" and keys.type_label("scalar") == "u32"
+    assert keys.type_label("u8").startswith("arr[u8,")
     wrong: list[tuple[str, Callable[[str], Any]]] = [
         ("f32", keys.get_ints),
         ("u8", keys.get_ints),
