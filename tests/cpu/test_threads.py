@@ -22,7 +22,7 @@ from pyggml.backends.cpu.numa import Numa, find_numa, parse_list, read_nodes
 from pyggml.backends.cpu.placement import Placement
 from pyggml.backends.cpu.pool import SPINS, Pool
 from pyggml.dtypes import GGMLType
-from pyggml.threads import ThreadParams, listed, usable_cpus
+from pyggml.threads import NICE, ThreadParams, listed, usable_cpus
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="the system does not place threads"
@@ -150,6 +150,7 @@ def test_a_refusal_is_one_warning(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(os, "getpriority", lambda which, tid: 0)  # also when the tests are niced
     monkeypatch.setattr(os, "setpriority", refuse)
     run(pool, ThreadParams(3, USABLE, priority=2))
     run(pool, ThreadParams(3, FIRST, priority=3))
@@ -159,6 +160,10 @@ def test_a_refusal_is_one_warning(
     assert said[1].startswith("priority 2: the system refuses (Operation not permitted)")
 
 
+@pytest.mark.skipif(
+    hasattr(os, "getpriority") and os.getpriority(os.PRIO_PROCESS, 0) > NICE[-1],
+    reason="the tests run at a lower priority, which not everybody may raise",
+)
 def test_priority_is_a_nice_value_of_the_workers(pool: Pool) -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     run(pool, ThreadParams(3, priority=-1))
