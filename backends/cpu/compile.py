@@ -68,7 +68,19 @@ def compile_module(name: str) -> Any:
     module.link_in(llvm.parse_assembly(_entry_point(name, kernel.signature, result.fndesc)))
     unknown = [f.name for f in module.functions if f.is_declaration and not _EXTERNAL.match(f.name)]
     assert not unknown, f"kernel {name} calls {unknown}: it must not raise, print or allocate"
+    export_only(name, module)
     return module
+
+
+def export_only(name: str, module: Any) -> None:
+    """Hide all functions and variables but one.
+
+    Numba numbers the functions of a process from one: functions of other kernels, compiled by
+    other processes, have the same names, and whoever links both would take one for the other.
+    """
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != name:
+            value.linkage = "internal"
 
 
 def _entry_point(name: str, signature: Any, descriptor: Any) -> str:

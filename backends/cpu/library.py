@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import queue
+import random
 import shutil
 import subprocess
 import sys
@@ -161,12 +162,17 @@ def _compile(names: list[str], folder: Path, target: Target, digest: str) -> Ite
     wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
     finished: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
     running: list[subprocess.Popen[str]] = []
-    for name in names:
+    for name in random.sample(names, len(names)):  # a program that starts now takes others first
         wanted.put(name)
     with ThreadPoolExecutor(max(1, n_workers)) as executor:
         for _ in range(n_workers):
             executor.submit(
-                _drive_worker, wanted, finished, running, lambda: _start(folder, target, digest)
+                _drive_worker,
+                wanted,
+                finished,
+                running,
+                lambda: _start(folder, target, digest),
+                lambda name: read_object(folder / f"{name}.o") is not None,
             )
         try:
             for _ in names:
@@ -193,8 +199,9 @@ def _drive_worker(
     finished: queue.SimpleQueue[str | BaseException],
     running: list[subprocess.Popen[str]],
     start: Callable[[], subprocess.Popen[str]],
+    is_there: Callable[[str], bool],
 ) -> None:
-    """Feed one worker process until nothing is wanted any more."""
+    """Feed one worker process with what is wanted and not there until nothing is."""
     try:
         with start() as process:
             running.append(process)
@@ -205,6 +212,9 @@ def _drive_worker(
                 except queue.Empty:
                     process.stdin.close()
                     return
+                if is_there(name):  # of another program meanwhile
+                    finished.put(name)
+                    continue
                 process.stdin.write(f"{name}\n")
                 process.stdin.flush()
                 answer = process.stdout.readline()

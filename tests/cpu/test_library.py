@@ -1,5 +1,6 @@
 """The kernel library: object files as the cache."""
 
+import ctypes
 import logging
 import os
 import subprocess
@@ -7,9 +8,11 @@ import sys
 import threading
 import time
 
+import llvmlite.binding as llvm
 import pytest
 from cpu_products import Products, random_columns, random_weights
 
+from pyggml.backends.cpu.compile import export_only
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cpu.library import KEPT_SECONDS, KernelLibrary, source_digest
 from pyggml.backends.cpu.object_file import read_object, write_object
@@ -60,6 +63,19 @@ def test_two_starts_at_once(tmp_path) -> None:
     assert [p.suffix for p in object_of(libraries[0], tmp_path).parent.iterdir()] == [".o"]
 
 
+def test_what_another_program_compiled_meanwhile_is_taken(tmp_path) -> None:
+    library, other = (KernelLibrary(cache=tmp_path) for _ in range(2))
+    theirs = []
+
+    def compile_before_the_first(done: int, total: int, name: str) -> None:
+        if not done:
+            other.addresses(SMALL)
+            theirs.append(object_of(other, tmp_path).stat())
+
+    assert library.addresses(SMALL, compile_before_the_first)[SMALL[0]]
+    assert object_of(library, tmp_path).stat().st_ino == theirs[0].st_ino
+
+
 def test_unwritable_cache_warns_and_works(tmp_path, caplog) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -82,6 +98,25 @@ def test_kernels_of_old_versions_are_deleted(tmp_path) -> None:
     os.utime(mine, (long_ago, long_ago))  # old, but opened now
     library.addresses(SMALL)
     assert not old.exists() and recent.exists() and mine.exists()
+
+
+CALLS_ANOTHER = """
+define linkonce_odr i64 @inner() noinline {{ ret i64 {number} }}
+define i64 @{name}() {{ %r = call i64 @inner() ret i64 %r }}
+"""
+
+
+def test_functions_of_one_name_in_several_kernels_are_not_mixed_up() -> None:
+    """Each compiling process numbers what it compiles from one, so names say nothing."""
+    library = KernelLibrary()
+    numbers = {"one": 1, "two": 2}
+    objects = {}
+    for name, number in numbers.items():
+        module = llvm.parse_assembly(CALLS_ANOTHER.format(name=name, number=number))
+        export_only(name, module)
+        objects[name] = library.target.machine().emit_object(module)
+    for name, address in library._load(objects).items():
+        assert ctypes.CFUNCTYPE(ctypes.c_int64)(address)() == numbers[name]
 
 
 def test_unknown_kernel_is_named(tmp_path) -> None:
