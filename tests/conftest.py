@@ -2,6 +2,9 @@
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,10 @@ settings.load_profile("fixed")
 # another test worker has is several times slower than one thread alone.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# A shell's job in the background ignores Ctrl-C, and so would every program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+APART = "PYGGML_TEST_APART"
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-it-Q4_K_M.gguf"
 
@@ -56,3 +63,20 @@ def logging_as_it_was() -> Iterator[None]:
             handler.close()
     logger.handlers[:], logger.propagate, level, logging.raiseExceptions = before
     logger.setLevel(level)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked `apart` in a process of its own."""
+    if pyfuncitem.get_closest_marker("apart") is None or APART in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(
+        command,
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, APART: "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    return True

@@ -21,6 +21,8 @@ class RealServer:
         params.chat_template, params.use_jinja = chat_template, jinja
         params.force_pure_content_parser = True
         self._server = xllamacpp.Server(params)
+        # Its loop runs once it has an answer: a server that ends before waits for itself forever.
+        self.post("/completion", {"prompt": "a", "n_predict": 1})
 
     def post(self, route: str, body: dict[str, Any]) -> Any:
         """The answer to a request; the error text when it is refused."""

@@ -271,7 +271,9 @@ class LlamaServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # the server has no stop(): it ends with its last reference
+        # the server has no stop(): it ends with its last reference, or never if its loop has not
+        # begun before
+        self.post("/completion", prompt="a", n_predict=1)
         del self._server
 
     def post(self, route: str, **body: Any) -> Any:

@@ -81,11 +81,16 @@ def test_supported_buffer_types(device) -> None:
     assert not repack.is_host and repack.name == "CPU_REPACK"
 
 
+# Memory of panels in units of the rows': codes take more than places in a codebook or trits.
+IN_CODES = dict.fromkeys((T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ3_XXS), 1.6)
+IN_CODES |= {T.IQ3_S: 1.3, T.TQ1_0: 1.3}
+
+
 @pytest.mark.parametrize("type", tuple(LAYOUTS), ids=lambda t: t.label)
 def test_repacked_size(device, type) -> None:
     t = new_tensor(type, 512, 16)
     size = tensors_size([t], device.extra_buffer_types()[0])
-    assert t.nbytes <= size <= 1.2 * t.nbytes + 64
+    assert t.nbytes <= size <= IN_CODES.get(type, 1.2) * t.nbytes + 64
 
 
 def test_repacked_weights_are_written_whole(device) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -207,11 +208,19 @@ def test_a_model_is_loaded_again_only_if_its_parameters_changed(
     assert loaded[0] is loaded[1] and loaded[1] is not loaded[2]
 
 
+needs_llama_cpp = pytest.mark.skipif(
+    find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed: make bench does it"
+)
+
+
+@needs_llama_cpp
+@pytest.mark.apart
 def test_llama_cpp_does_the_same_work(
     tiny_models: dict[str, str], reference_device: RefDevice
 ) -> None:
     """The logits after a run at a depth, batch by batch, agree on both sides."""
-    llama_cpp = pytest.importorskip("llama_cpp")
+    import llama_cpp
+
     task = Task(
         model=tiny_models["llama"],
         n_threads=1,
@@ -261,9 +270,10 @@ def test_a_binary_gets_the_flags_of_threads() -> None:
     )
 
 
+@needs_llama_cpp
+@pytest.mark.apart
 def test_llama_cpp_runs_on_the_same_cpus(tiny_models: dict[str, str]) -> None:
     """Its threads stay there; the calling thread, which is pyggml's as well, does not."""
-    pytest.importorskip("llama_cpp")
     usable = usable_cpus()
     last = frozenset((max(usable),))
     task = Task(model=tiny_models["llama"], n_threads=2, n_prompt=8, poll=3)
