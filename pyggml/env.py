@@ -18,6 +18,7 @@ class Variable:
 VARIABLES = {
     v.name: v
     for v in (
+        Variable("GGML_CPU_DISABLE_FUSION", "1: every node of a graph is computed by itself"),
         Variable("GGML_SCHED_DEBUG", "1: print every split with its inputs; 2: every node as well"),
         Variable(
             "GGML_SCHED_DEBUG_REALLOC",

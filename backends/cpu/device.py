@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from pyggml import env
 from pyggml.backend import (
     Backend,
     Buffer,
@@ -106,6 +107,7 @@ class CpuBackend(Backend):
     def __init__(self, device: CpuDevice, n_threads: int | None = None) -> None:
         self.device: CpuDevice = device
         self.threads = ThreadParams(n_threads or usable_cores())
+        self.fuse = not env.integer("GGML_CPU_DISABLE_FUSION")  # in plans made from now on
         self.abort: Callable[[], bool] = lambda: False  # asked before every graph
         self._placement = Placement(device.numa)
         self._pool: Pool | None = None
@@ -123,7 +125,7 @@ class CpuBackend(Backend):
         return self.threads.n_threads
 
     def prepare(self, graph: Graph) -> None:
-        kernels = kernel_names(graph, self.n_threads)
+        kernels = kernel_names(graph, self.n_threads, fuse=self.fuse)
         self.device.library.addresses({*ENTRY_POINTS, *kernels})
 
     def graph_compute(self, graph: Graph) -> Status:
@@ -143,7 +145,7 @@ class CpuBackend(Backend):
         key = (graph.uid, self.n_threads)
         plan = self._plans.get(key)
         if plan is None:
-            plan = Plan(graph, self.device.library, self.n_threads)
+            plan = Plan(graph, self.device.library, self.n_threads, fuse=self.fuse)
             if graph.uid:
                 self._plans[key] = plan
                 self._drop_oldest()
@@ -158,8 +160,9 @@ class CpuBackend(Backend):
         for t in plan.profile(self._ready_pool(), self.n_threads):
             total.setdefault((t.label.op, t.label.kernel), []).append(t.nanoseconds)
         rows = sorted(((sum(ns), len(ns), key) for key, ns in total.items()), reverse=True)
+        width = max((16, *(len(op) for op, _ in total)))
         return "\n".join(
-            f"{ns / 1e3:10.1f} us  {n:5} x  {op:16} {kernel}" for ns, n, (op, kernel) in rows
+            f"{ns / 1e3:10.1f} us  {n:5} x  {op:{width}} {kernel}" for ns, n, (op, kernel) in rows
         )
 
     def close(self) -> None:

@@ -39,6 +39,23 @@ def rope_gap(params: RopeParams) -> tuple[int, int]:
 
 @lowering(Op.ROPE, _rope)
 def lower_rope(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
+    yield rope_step(node, ctx, RopeNeighbours(f"rope_{node.type.name.lower()}", node, node.src[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class RopeNeighbours:
+    """What is computed together with a ROPE."""
+
+    kernel: str
+    dst: Tensor
+    a: Tensor | None
+    ids: Tensor | None = None  # rows of dst that take the tokens
+    weights: Tensor | None = None  # of a norm of the heads of a
+    eps: float = 0.0
+
+
+def rope_step(node: Tensor, ctx: PlanContext, fused: RopeNeighbours) -> Step:
+    """The step of a ROPE node and its neighbours."""
     params = node.params
     assert isinstance(params, RopeParams)
     n_pairs, gap = rope_gap(params)
@@ -51,11 +68,13 @@ def lower_rope(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     )
     mode = POSITIONS.get(params.mode, 0)
     ints = (n_pairs, mode, *params.sections, gap, params.n_offs)
-    a, positions, factors = (*node.src, None)[:3]
+    _, positions, factors = (*node.src, None)[:3]
     chunks = row_chunks(ctx, node.ne[2] * node.ne[3], node.ne[0] * (2 * node.ne[1] + 16))
-    kernel = f"rope_{node.type.name.lower()}"
-    sources = (a, positions, factors)
-    yield Step(kernel, chunks, node, sources, (*floats, *ints), scratch=8 * n_pairs)
+    sources = (fused.a, positions, factors, fused.ids, fused.weights)
+    id_bytes = fused.ids.type.type_size if fused.ids is not None else 0
+    scratch = 8 * n_pairs + 4 * node.ne[0] * (1 + node.ne[1])
+    numbers = (*floats, *ints, id_bytes, fused.eps)
+    return Step(fused.kernel, chunks, fused.dst, sources, numbers, scratch)
 
 
 # ---------------------------------------------------------------- attention

@@ -92,6 +92,10 @@ def lower_unary(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
 # ---------------------------------------------------------------- gated activations
 @lowering(Op.GLU, _plain_node)
 def lower_glu(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
+    yield glu_step(node, ctx)
+
+
+def glu_step(node: Tensor, ctx: PlanContext) -> Step:
     """Gate and up are two tensors, or the halves of one tensor's rows."""
     params = node.params
     assert isinstance(params, GluParams)
@@ -99,7 +103,7 @@ def lower_glu(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     half = 4 * node.ne[0]
     offsets = (0, 0) if up is not None else (half, 0) if params.swapped else (0, half)
     cost = 1 if params.op == GluOp.REGLU else TRANSCENDENTAL
-    yield Step(
+    return Step(
         f"glu_{params.op.name.lower()}",
         row_chunks(ctx, node.nrows, cost * node.ne[0]),
         node,

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from pyggml.backends.cpu.buffers import is_repacked
-from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
+from pyggml.backends.cpu.lowering import PlanContext, Step, WantedColumns, Work, lowering
 from pyggml.backends.cpu.panels import (
     FEW_COLUMNS,
     FLOAT_GROUP,
@@ -134,6 +134,19 @@ def quantized_columns(
         yield Step(form.kernel, n_chunks, work, (source,), params)
         ctx.keep_quantized(x, key, work)
     return work
+
+
+def wanted_columns(node: Tensor) -> WantedColumns | None:
+    """What a quantized product of a whole node's rows wants of them."""
+    weights, x = _operands(node)
+    panel = LAYOUTS.get(weights.type)
+    if panel is None or x.type != F32 or not supports_quantized(node):
+        return None
+    columns, form = _columns(weights, x, panel), panel.activations
+    if columns.planes != 1:
+        return None
+    params = (columns.group, columns.blocks, form.zero, columns.padded)
+    return WantedColumns((form, columns), form.kernel, columns.plane_bytes, params)
 
 
 @lowering(Op.MUL_MAT, supports_quantized)

@@ -41,6 +41,16 @@ class Step:
     scratch: int = 0  # bytes of scratch memory per thread
 
 
+@dataclass(frozen=True, slots=True)
+class WantedColumns:
+    """The rows of a node as quantized columns, in one plane."""
+
+    form: Hashable  # as for `quantized`
+    kernel: str  # that would make them
+    nbytes: int
+    params: tuple[int, int, int, int]  # group, blocks, zero point, columns with padding
+
+
 @dataclass(slots=True)
 class PlanContext:
     """What lowerings may ask of the plan under construction."""
@@ -48,6 +58,8 @@ class PlanContext:
     n_threads: int
     # activations already quantized in this plan: root tensor -> (view, format) -> where
     _quantized: dict[Tensor, dict[object, Work]] = field(default_factory=dict)
+    # forms in which later products want a node's rows, for steps that can add them (fusion.py)
+    wanted: dict[Tensor, WantedColumns] = field(default_factory=dict)
 
     def work(self, nbytes: int) -> Work:
         """Plan memory (64-byte aligned)."""

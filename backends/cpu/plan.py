@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pyggml.backend import is_noop
 from pyggml.backends.cpu import node as layout
+from pyggml.backends.cpu.fusion import Fusion
 from pyggml.backends.cpu.library import KernelLibrary
 from pyggml.backends.cpu.lowering import PlanContext, Step, Work, find_lowering
 from pyggml.backends.cpu.memory import ALIGNMENT, aligned_words
@@ -27,8 +28,8 @@ _HEAD = struct.Struct("6q")
 class Label:
     """What a step is, for people."""
 
-    node: str  # name of the tensor
-    op: str
+    node: str  # name of the (last) tensor
+    op: str  # with "+" between those of several nodes
     kernel: str
 
 
@@ -43,17 +44,18 @@ class Timing:
 class Plan:
     """Node descriptors, the memory they use and what they are called."""
 
-    def __init__(self, graph: Graph, library: KernelLibrary, n_threads: int) -> None:
-        context = PlanContext(n_threads)
+    def __init__(
+        self, graph: Graph, library: KernelLibrary, n_threads: int, *, fuse: bool = True
+    ) -> None:
         steps: list[Step] = []
         self.labels: list[Label] = []
         self._ids: dict[int, IdsUse] = {}  # by step
-        for node, step in _lower(graph.nodes, context):
-            use = ids_use(node)
-            if use is not None:
+        for nodes, step in _lower(graph, graph.nodes, n_threads, fuse):
+            for use in filter(None, map(ids_use, nodes)):
                 self._ids[len(steps)] = use
             steps.append(step)
-            self.labels.append(Label(node.name, node.op_desc, step.kernel))
+            ops = "+".join(node.op_desc for node in nodes)
+            self.labels.append(Label(nodes[-1].name, ops, step.kernel))
         addresses = library.addresses({step.kernel for step in steps})
         places, work_bytes = _place(steps)
         stride = _aligned(max((step.scratch for step in steps), default=0))
@@ -93,6 +95,7 @@ class Plan:
 
     def describe(self) -> str:
         """One line per step: kernel, chunks, destination and sources."""
+        width = max((16, *(len(label.op) for label in self.labels)))
         lines = [f"{len(self)} steps, work {self.work_bytes} B, scratch {self.scratch_bytes} B"]
         for label, row in zip(self.labels, self.nodes.reshape(-1, layout.WORDS), strict=False):
             operands = [
@@ -102,15 +105,20 @@ class Plan:
             ]
             chunks = int(row[layout.N_CHUNKS])
             shapes = f"{operands[0]} <- {' '.join(operands[1:])}" if operands else ""
-            lines.append(f"{label.kernel:24} x{chunks:<4} {label.op:16} {shapes}  {label.node}")
+            lines.append(
+                f"{label.kernel:24} x{chunks:<4} {label.op:{width}} {shapes}  {label.node}"
+            )
         return "\n".join(lines)
 
 
-def kernel_names(graph: Graph, n_threads: int) -> set[str]:
-    """The kernels that a plan of the graph would call; nodes of other devices have none."""
-    context = PlanContext(n_threads)
-    mine = (node for node in graph.nodes if find_lowering(node) is not None)
-    return {step.kernel for _, step in _lower(mine, context)}
+def kernel_names(graph: Graph, n_threads: int, *, fuse: bool = True) -> set[str]:
+    """The kernels that a plan of the graph would call; nodes of other devices have none.
+
+    Also those of nodes that addresses or callbacks may keep from being fused.
+    """
+    mine = [node for node in graph.nodes if find_lowering(node) is not None]
+    ways = {False, fuse}
+    return {step.kernel for way in ways for _, step in _lower(graph, mine, n_threads, way)}
 
 
 def _shape(operand: Words) -> str:
@@ -120,17 +128,29 @@ def _shape(operand: Words) -> str:
     return str(ne).replace(" ", "")
 
 
-def _lower(nodes: Iterable[Tensor], context: PlanContext) -> Iterator[tuple[Tensor, Step]]:
-    """The steps of all nodes that have work to do, in order."""
-    for node in nodes:
-        if not int(node.flags) & _COMPUTE or is_noop(node) or node.is_empty:
+def _lower(
+    graph: Graph, nodes: Iterable[Tensor], n_threads: int, fuse: bool
+) -> Iterator[tuple[Sequence[Tensor], Step]]:
+    """The steps of those nodes that have work to do, in order, and the nodes of each step."""
+    context = PlanContext(n_threads)
+    todo = [n for n in nodes if int(n.flags) & _COMPUTE and not is_noop(n) and not n.is_empty]
+    fusion = Fusion(graph, todo, context) if fuse else None
+    i = 0
+    while i < len(todo):
+        fused = fusion.find(i) if fusion else None
+        if fusion and fused:
+            yield fused
+            fusion.done(*fused)
+            i += len(fused[0])
             continue
+        node = todo[i]
+        i += 1
         lower = find_lowering(node)
         if lower is None:
             sources = ", ".join(repr(s) for s in node.src if s is not None)
             raise NotImplementedError(f"the CPU backend has no kernel for {node!r} of {sources}")
         for step in lower(node, context):
-            yield node, step
+            yield (node,), step
         context.written(node)
 
 

@@ -16,6 +16,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_ne,
 )
 from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.quantize import ROW_QUANTIZERS
 from pyggml.backends.cpu.kernels.rows import Row, dst_row, src_row
 from pyggml.backends.cpu.kernels.simd import load
 
@@ -93,13 +94,18 @@ def _swiglu_clamp(x: list[V], c: list[V]) -> V:
     return f.silu(gate) * up
 
 
-def _glu_kernel(name: str, emit: Any) -> None:
-    """dst = activation(gate) * up.
+def _glu_kernels(name: str, emit: Any) -> None:
+    """dst = activation(gate) * up; with a suffix: and its columns for products (quantize.py).
 
     Parameters: alpha, limit, byte offsets of gate and up in their rows. Sources: gate, up (the
     same tensor if its rows hold both).
     """
     apply = Row(emit, sources=("f32", "f32")).operation()
+    for suffix, quantize_row in ROW_QUANTIZERS.items():
+        _glu_kernel(name + suffix, apply, quantize_row)
+
+
+def _glu_kernel(name: str, apply: Any, quantize_row: Any) -> None:
 
     def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         n, rows = dst_ne(node, 0), dst_ne(node, 1) * dst_ne(node, 2) * dst_ne(node, 3)
@@ -107,7 +113,9 @@ def _glu_kernel(name: str, emit: Any) -> None:
         gate_offset, up_offset = param_int(node, 2), param_int(node, 3)
         for i in range(chunk_start(rows, chunk, n_chunks), chunk_start(rows, chunk + 1, n_chunks)):
             gate, up = src_row(node, 0, i) + gate_offset, src_row(node, 1, i) + up_offset
-            apply(dst_row(node, i), gate, up, n, alpha, limit, ZERO, ZERO)
+            d = dst_row(node, i)
+            apply(d, gate, up, n, alpha, limit, ZERO, ZERO)
+            quantize_row(node, i, rows, d, n)
 
     register_kernel(name, kernel)
 
@@ -121,6 +129,6 @@ GATED = {
     "geglu_quick": f.gelu_quick,
 }
 for _name, _gate in GATED.items():
-    _glu_kernel(f"glu_{_name}", lambda x, c, gate=_gate: gate(x[0]) * x[1])
-_glu_kernel("glu_swiglu_oai", _swiglu_oai)
-_glu_kernel("glu_swiglu_clamp", _swiglu_clamp)
+    _glu_kernels(f"glu_{_name}", lambda x, c, gate=_gate: gate(x[0]) * x[1])
+_glu_kernels("glu_swiglu_oai", _swiglu_oai)
+_glu_kernels("glu_swiglu_clamp", _swiglu_clamp)

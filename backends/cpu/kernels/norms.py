@@ -11,15 +11,20 @@ from numba import float32, float64, types
 from pyggml.backends.cpu.kernels import functions as f
 from pyggml.backends.cpu.kernels.access import (
     chunk_start,
+    dst_data,
+    dst_nb,
     dst_ne,
     graph_kernel,
     inline,
     param_float,
     param_int,
     register_kernel,
+    scratch,
     src_data,
+    src_nb,
     src_ne,
 )
+from pyggml.backends.cpu.kernels.quantize import ROW_QUANTIZERS
 from pyggml.backends.cpu.kernels.rows import MAX, SUM, Row, dst_row, src_row
 from pyggml.backends.cpu.kernels.simd import Typed, call_ir, intrinsic, load, store, typed
 
@@ -93,6 +98,62 @@ def norm(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         squares = centred(d, x, 0, n, mean, ZERO, ZERO, ZERO)
         factor = float32(1.0 / root(float64(squares) / n + eps))
         scaled(d, d, 0, n, factor, ZERO, ZERO, ZERO)
+
+
+# ---------------------------------------------------------------- norms with their neighbours
+normed = Row(lambda x, c: x[0] * c[0] * x[1], sources=("f32", "f32"), unroll=4).operation()
+
+
+def _add(x: Any, c: Any) -> Any:
+    total = x[0] + x[1]
+    return total, total * total
+
+
+# stores the sum and adds its squares as sum_of_squares does
+added = Row(_add, sources=("f32", "f32"), fold=SUM).operation()
+
+
+@inline
+def rms_factor(squares: Any, n: int, eps: Any) -> Any:
+    return float32(1.0 / root(float64(squares) / n + eps))
+
+
+def _norms_kernel(name: str, quantize_row: Any) -> None:
+    """RMS norm and weights, sum, RMS norm and weights: any of the three, a row at a time.
+
+    Sources, 0 if absent: x, first weights, addend, last weights, where to keep the sum (in dst if
+    nothing follows it), columns for products. Parameters: both eps; 4 to 7: see quantize.py.
+    Each row is read before anything is written to its place. Scratch: a row.
+    """
+
+    def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
+        n, rows = dst_ne(node, 0), dst_ne(node, 1) * dst_ne(node, 2) * dst_ne(node, 3)
+        first, addend, last = src_data(node, 1), src_data(node, 2), src_data(node, 3)
+        sums, row = src_data(node, 4), scratch(node, ith)
+        for i in range(chunk_start(rows, chunk, n_chunks), chunk_start(rows, chunk + 1, n_chunks)):
+            x, d = src_data(node, 0) + i * src_nb(node, 0, 1), dst_data(node) + i * dst_nb(node, 1)
+            squares = ZERO
+            if first != 0 or addend == 0:
+                squares = sum_of_squares(0, x, 0, n, ZERO, ZERO, ZERO, ZERO)
+            if first != 0:
+                factor = rms_factor(squares, n, float64(param_float(node, 0)))
+                normed(row, x, first, n, factor, ZERO, ZERO, ZERO)
+                x = row
+            if addend != 0:
+                b = addend + i * src_nb(node, 2, 1)
+                s = d if sums == 0 else sums + i * src_nb(node, 4, 1)
+                squares = added(s, x, b, n, ZERO, ZERO, ZERO, ZERO)
+                x = s
+            if last != 0:
+                factor = rms_factor(squares, n, float64(param_float(node, 1)))
+                normed(d, x, last, n, factor, ZERO, ZERO, ZERO)
+            quantize_row(node, i, rows, d, n)
+
+    register_kernel(name, kernel)
+
+
+for _suffix, _quantize_row in ROW_QUANTIZERS.items():
+    _norms_kernel(f"norms{_suffix}", _quantize_row)
 
 
 # ---------------------------------------------------------------- softmax

@@ -119,7 +119,25 @@ def row_address(node: int, row: int) -> Any:
     return src_data(node, 0) + offset
 
 
-def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
+def column_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
+    """Inline (plane, column, x, n, group, blocks, zero point): n values at x, and zeros up to the
+    padding of weights; x = 0: only zeros."""
+
+    @inline
+    def quantize_column(
+        plane: int, c: int, x: int, n: int, group: int, blocks: int, zero_point: int
+    ) -> None:
+        out = plane + (c // group * blocks * group + c % group) * nbytes
+        used = n // values if x != 0 else 0
+        for b in range(used):
+            quantize_block(x + 4 * values * b, out + b * group * nbytes, zero_point)
+        for b in range(used, blocks):
+            zero_block(out + b * group * nbytes, nbytes)
+
+    return quantize_column
+
+
+def _rows_quantizer(quantize_column: Any) -> Any:
     """Inline kernel body; params: columns per plane, planes, group, blocks per column with
     padding, bytes per plane, zero point, and for routed columns: rows per token of source 0, and
     of the result. Source 1, if there is one, tells which row each column takes (route.py)."""
@@ -129,7 +147,7 @@ def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
         n_columns, planes, group = param_int(node, 0), param_int(node, 1), param_int(node, 2)
         blocks, plane_bytes = param_int(node, 3), param_int(node, 4)
         zero_point, route = param_int(node, 5), src_data(node, 1)
-        full_blocks = src_ne(node, 0, 0) // values
+        n = src_ne(node, 0, 0)
         padded = (n_columns + group - 1) // group * group
         if route != 0:
             padded = n_positions(route)
@@ -139,23 +157,19 @@ def _rows_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
             row = z * n_columns + c if c < n_columns else -1
             if route != 0:
                 row = source_row(route, i, param_int(node, 6), param_int(node, 7))
-            out = dst_data(node) + z * plane_bytes
-            out += (c // group * blocks * group + c % group) * nbytes
-            used = 0
-            if row >= 0:
-                used = full_blocks
-                x = row_address(node, row)
-                for b in range(used):
-                    quantize_block(x + 4 * values * b, out + b * group * nbytes, zero_point)
-            for b in range(used, blocks):
-                zero_block(out + b * group * nbytes, nbytes)
+            x = row_address(node, row) if row >= 0 else 0
+            plane = dst_data(node) + z * plane_bytes
+            quantize_column(plane, c, x, n, group, blocks, zero_point)
 
     return quantize_rows
 
 
-_quantize_q8_rows = _rows_quantizer(quantize_q8_block, 32, Q8_BYTES)
-_quantize_q8_halves_rows = _rows_quantizer(quantize_q8_halves_block, 32, Q8_HALVES_BYTES)
-_quantize_q8_k_rows = _rows_quantizer(quantize_q8_k_block, 256, Q8K_BYTES)
+_q8_column = column_quantizer(quantize_q8_block, 32, Q8_BYTES)
+_q8_halves_column = column_quantizer(quantize_q8_halves_block, 32, Q8_HALVES_BYTES)
+_q8_k_column = column_quantizer(quantize_q8_k_block, 256, Q8K_BYTES)
+_quantize_q8_rows = _rows_quantizer(_q8_column)
+_quantize_q8_halves_rows = _rows_quantizer(_q8_halves_column)
+_quantize_q8_k_rows = _rows_quantizer(_q8_k_column)
 
 
 @graph_kernel
@@ -174,6 +188,38 @@ def quantize_q8_halves(node: int, ith: int, chunk: int, n_chunks: int) -> None:
 def quantize_q8_k(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     """F32 rows to q8_K."""
     _quantize_q8_k_rows(node, chunk, n_chunks)
+
+
+# ---------------------------------------------------------------- after another operation
+def _row_quantizer(quantize_column: Any) -> Any:
+    """Inline (node, i, rows, x, n): column i of source 5; the last row adds the group's padding.
+
+    Params 4 to 7: group, blocks per column, zero point, columns with padding.
+    """
+
+    @inline
+    def quantize_row(node: int, i: int, rows: int, x: int, n: int) -> None:
+        plane, group, blocks = src_data(node, 5), param_int(node, 4), param_int(node, 5)
+        end = param_int(node, 7) if i == rows - 1 else i + 1
+        for c in range(i, end):
+            source = x if c == i else 0
+            quantize_column(plane, c, source, n, group, blocks, param_int(node, 6))
+
+    return quantize_row
+
+
+@inline
+def _no_columns(node: int, i: int, rows: int, x: int, n: int) -> None:
+    """The row as it is will do."""
+
+
+# What follows the computation of a row, by the suffix of the kernel's name.
+ROW_QUANTIZERS = {
+    "": _no_columns,
+    "_q8": _row_quantizer(_q8_column),
+    "_q8_halves": _row_quantizer(_q8_halves_column),
+    "_q8_k": _row_quantizer(_q8_k_column),
+}
 
 
 @graph_kernel

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from numba import float32, int32, types
+from numba import float32, float64, int32, int64, types
 
 from pyggml.backends.cpu.kernels import functions as f
 from pyggml.backends.cpu.kernels.access import (
@@ -19,15 +20,21 @@ from pyggml.backends.cpu.kernels.access import (
     scratch,
     src_data,
     src_nb,
+    src_ne,
 )
+from pyggml.backends.cpu.kernels.block_writers import WRITERS
 from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.faults import report_id
+from pyggml.backends.cpu.kernels.gather import PLAIN
+from pyggml.backends.cpu.kernels.norms import normed, rms_factor, sum_of_squares
 from pyggml.backends.cpu.kernels.rows import LANE, LANES, STORED, Row, Stored, element, for_lanes
 from pyggml.backends.cpu.kernels.simd import Typed, intrinsic, load, splat_ir, store, typed
+from pyggml.backends.cpu.kernels.stored_rows import row_writer
 
 ZERO = float32(0)
 FLOAT = STORED["f32"]
 # Modes, as the kernels number them.
-PLAIN, MROPE, IMROPE, VISION = 0, 1, 2, 3
+ONE, MROPE, IMROPE, VISION = 0, 1, 2, 3
 
 
 # ---------------------------------------------------------------- angles
@@ -72,14 +79,14 @@ def angles(node: int, target: int, token: int, n_tokens: int) -> None:
     position, factors = src_data(node, 1), src_data(node, 2)
     t = float32(load(int32, position + 4 * token))
     h, w, e = t, t, t
-    if mode != PLAIN:
+    if mode != ONE:
         h = float32(load(int32, position + 4 * (n_tokens + token)))
         w = float32(load(int32, position + 4 * (2 * n_tokens + token)))
         e = float32(load(int32, position + 4 * (3 * n_tokens + token)))
     t0, h0, w0, e0 = t, h, w, e
     for j in range(n_pairs):
         section = 0
-        if mode != PLAIN:
+        if mode != ONE:
             sector = j % (s0 + s1 + s2 + s3)
             section = section_of(mode, sector, s0, s1, s2)
             if mode == VISION:  # each section starts over
@@ -171,25 +178,99 @@ def _operation(emit: Any) -> Any:
     return intrinsic(rotate)
 
 
-def _rope_kernel(name: str, stored: str) -> None:
+@inline
+def _as_it_is(node: int, x: int, n: int, row: int) -> int:
+    """Heads without a norm."""
+    return x
+
+
+@inline
+def _normed_head(node: int, x: int, n: int, row: int) -> int:
+    """The head as it is, or, with weights (source 4; parameter 15: eps), its RMS norm at `row`."""
+    weights = src_data(node, 4)
+    if weights == 0:
+        return x
+    squares = sum_of_squares(0, x, 0, n, ZERO, ZERO, ZERO, ZERO)
+    factor = rms_factor(squares, n, float64(param_float(node, 15)))
+    normed(row, x, weights, n, factor, ZERO, ZERO, ZERO)
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rotated heads go, as inline functions."""
+
+    begin: Any  # (node, token, plane, staged) -> address of the first head
+    stride: Any  # (node, n) -> bytes from head to head
+    end: Any  # (node, index of the token, staged, n values)
+
+
+@inline
+def _dst_begin(node: int, token: int, q: int, staged: int) -> Any:
+    return dst_data(node) + token * dst_nb(node, 2) + q * dst_nb(node, 3)
+
+
+@inline
+def _dst_stride(node: int, n: int) -> Any:
+    return dst_nb(node, 1)
+
+
+@inline
+def _dst_end(node: int, i: int, staged: int, n: int) -> None:
+    """They are where they belong."""
+
+
+@inline
+def _staged_begin(node: int, token: int, q: int, staged: int) -> int:
+    return staged
+
+
+@inline
+def _staged_stride(node: int, n: int) -> int:
+    return 4 * n
+
+
+def _set_row(write_row: Any) -> Any:
+    """All heads of a token become row ids[i] of dst. Source 3: ids; parameter 14: their bytes."""
+
+    @inline
+    def set_row(node: int, i: int, staged: int, n: int) -> None:
+        address = src_data(node, 3) + i * src_nb(node, 3, 0)
+        k = load(int64, address) if param_int(node, 14) == 8 else int64(load(int32, address))
+        if 0 <= k < dst_ne(node, 1):
+            write_row(dst_data(node) + k * dst_nb(node, 1), staged, n)
+        else:
+            report_id(node, k)
+
+    return set_row
+
+
+IN_DST = Target(_dst_begin, _dst_stride, _dst_end)
+
+
+def _rope_kernel(name: str, stored: str, target: Target = IN_DST) -> None:
     """Rotate channel pairs and copy the other channels. A chunk is a range of tokens.
 
     Parameters: theta scale, frequency scale, YaRN's factor and ramp (low, high), magnitude;
     pairs, mode, sections[4], channels from the first to the second of a pair (1: neighbours),
-    first rotated channel. Sources: a, positions, frequency factors.
-    Scratch: cosines and sines of a token.
+    first rotated channel. Sources: a, positions, frequency factors, and what is fused with it.
+    Scratch: cosines and sines of a token, a head, and for rows all heads.
     """
     kind = STORED[stored]
     size = kind.size
     copy = Row(lambda x, c: x[0], sources=(stored,), target=stored, unroll=4).operation()
     rotate_apart, rotate_adjacent = _rotate_apart(kind), _rotate_adjacent(kind)
+    begin, stride, end = target.begin, target.stride, target.end
+    head = _normed_head if stored == "f32" else _as_it_is
 
     def kernel(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-        n, n_heads, n_tokens = dst_ne(node, 0), dst_ne(node, 1), dst_ne(node, 2)
-        n_pairs, total = param_int(node, 6), n_tokens * dst_ne(node, 3)
+        n, n_heads, n_tokens = src_ne(node, 0, 0), src_ne(node, 0, 1), src_ne(node, 0, 2)
+        n_pairs, total = param_int(node, 6), n_tokens * src_ne(node, 0, 3)
         gap, first = size * param_int(node, 12), size * param_int(node, 13)
         cos = scratch(node, ith)
         sin = cos + 4 * n_pairs
+        row = sin + 4 * n_pairs
+        staged = row + 4 * n
         magnitude = param_float(node, 5)
         for i in range(
             chunk_start(total, chunk, n_chunks), chunk_start(total, chunk + 1, n_chunks)
@@ -197,20 +278,25 @@ def _rope_kernel(name: str, stored: str) -> None:
             token, q = i % n_tokens, i // n_tokens
             angles(node, sin, token, n_tokens)
             tables(cos, sin, n_pairs, magnitude)
-            d = dst_data(node) + token * dst_nb(node, 2) + q * dst_nb(node, 3)
-            x = src_data(node, 0) + token * src_nb(node, 0, 2) + q * src_nb(node, 0, 3)
+            d = begin(node, token, q, staged)
+            a = src_data(node, 0) + token * src_nb(node, 0, 2) + q * src_nb(node, 0, 3)
             for _ in range(n_heads):
+                x = head(node, a, n, row)
                 if d != x and 2 * n_pairs < n:
                     copy(d, x, 0, n, ZERO, ZERO, ZERO, ZERO)
                 if gap == size:
                     rotate_adjacent(d + first, x + first, cos, sin, n_pairs, gap)
                 else:
                     rotate_apart(d + first, x + first, cos, sin, n_pairs, gap)
-                d += dst_nb(node, 1)
-                x += src_nb(node, 0, 1)
+                d += stride(node, n)
+                a += src_nb(node, 0, 1)
+            end(node, i, staged, n * n_heads)
 
     register_kernel(name, kernel)
 
 
 _rope_kernel("rope_f32", "f32")
 _rope_kernel("rope_f16", "f16")
+for _name in (*PLAIN, *WRITERS):
+    _target = Target(_staged_begin, _staged_stride, _set_row(row_writer(_name)))
+    _rope_kernel(f"rope_set_rows_{_name}", "f32", _target)
