@@ -204,17 +204,30 @@ def write(files: Sequence[NewFile], source: Gguf | None = None, *, force: bool) 
     on_terminal = sys.stderr.isatty()
     shown = -1
 
+    ending: BaseException | None = None
+
+    def end(number: int, _: object) -> None:
+        nonlocal ending
+        ending = SystemExit(TERMINATED) if number == signal.SIGTERM else KeyboardInterrupt()
+        raise ending
+
     def progress(done: int, total: int) -> None:
         nonlocal shown
+        if ending is not None:  # was raised where Python drops it: in a finalizer or an import
+            raise ending
         if on_terminal and done * 100 // total > shown:
             shown = done * 100 // total
             print(f"\rwriting {shown:3d} %", end="", file=sys.stderr, flush=True)
 
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as for jobs in the background
+            signal.signal(number, end)
     try:
         write_files(files, sources=parts, replace=force, progress=progress)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if shown >= 0:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     report(files)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -23,6 +24,8 @@ from tiny import write_tiny
 
 from pyggml.dtypes import GGMLType
 from pyggml.gguf import Gguf, ValueType, open_gguf
+from pyggml.gguf_writer import NewFile, NewTensor
+from pyggml.tools.gguf import write
 from pyggml.tools.gguf_split import Limits, parts_of
 
 TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.Q4_0, GGMLType.Q6_K, GGMLType.I8, GGMLType.MXFP4)
@@ -297,6 +300,30 @@ def test_a_signal_leaves_nothing_behind(number: int, code: int, tmp_path: Path) 
     os.kill(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == code and names(tmp_path) == ["dense"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_that_comes_into_a_finalizer(
+    number: int, raised: type[BaseException], tmp_path: Path
+) -> None:
+    """Python drops what a handler raises there."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def chunks() -> Iterator[bytes]:
+        Finalized()
+        yield bytes(4)
+
+    before = signal.getsignal(number)
+    tensor = NewTensor("t", GGMLType.F32, (1,), 4, chunks)
+    with pytest.raises(raised):
+        write([NewFile(tmp_path / "out", {}, [tensor])], force=False)
+    assert names(tmp_path) == [] and signal.getsignal(number) == before
 
 
 def test_tiny_models_are_read_by_llama_cpp(gguf_tool: Tool, tmp_path: Path) -> None:
