@@ -218,7 +218,7 @@ def _packed(ctx: PlanContext, x: Tensor, source: Tensor | Work, planes: _Planes)
     work = ctx.quantized(x, key)
     if work is None:
         n_planes, padded = planes.planes2 * planes.planes3, _padded(planes.n)
-        nbytes = padded * _padded_row(x.ne[0])
+        nbytes = padded * packed_row(x.ne[0])
         work = ctx.work(nbytes * n_planes)
         params = (planes.n, n_planes, nbytes)
         yield Step("pack_columns", ctx.chunks(padded * n_planes), work, (source,), params)
@@ -230,12 +230,12 @@ def _padded(n: int) -> int:
     return -(-n // FLOAT_GROUP) * FLOAT_GROUP
 
 
-def _padded_row(k: int) -> int:
+def packed_row(k: int) -> int:
     """Bytes of a packed column."""
     return -(-k // 16) * 64
 
 
-def _rows_at_once(weights: Tensor) -> int:
+def rows_at_once(weights: Tensor) -> int:
     """Rows that stay in the second-level cache while all columns pass; a multiple of 8."""
     fit = FLOAT_BLOCK_BYTES // max(1, weights.type.row_size(weights.ne[0]))
     return max(16, min(FLOAT_ROWS, fit // 8 * 8))
@@ -255,7 +255,7 @@ def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     x_nb = planes.x_nb
     if planes.n >= FEW_COLUMNS:
         source = yield from _packed(ctx, x, source, planes)
-        nbytes = _padded(planes.n) * _padded_row(k)
+        nbytes = _padded(planes.n) * packed_row(k)
         x_nb = (0, nbytes, nbytes * planes.planes2)
     params = (
         rows,
@@ -265,7 +265,7 @@ def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         planes.planes3,
         planes.repeat2,
         planes.repeat3,
-        _rows_at_once(weights),
+        rows_at_once(weights),
         *x_nb,
         *planes.out_nb,
     )

@@ -11,19 +11,26 @@ from dataclasses import dataclass
 
 from pyggml.backends.cpu.buffers import is_repacked
 from pyggml.backends.cpu.lower_matmul import (
+    BLOCK_BYTES,
     F32,
     FLOATS,
     Columns,
     Steps,
     blocks_per_column,
+    packed_row,
     quantized_columns,
+    rows_at_once,
     widened,
 )
 from pyggml.backends.cpu.lower_rows import copy_step
 from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
 from pyggml.backends.cpu.panels import (
+    FLOAT_GROUP,
+    FLOAT_ROWS,
+    FLOAT_SUMS,
     GROUP,
     LAYOUTS,
+    LISTED_BYTES,
     ROUTE_EXPERT_BYTES,
     ROUTE_HEAD_BYTES,
     ROWS,
@@ -36,6 +43,8 @@ from pyggml.tensor import Tensor
 
 # Columns per expert, on average, from which on they are computed in groups.
 GROUPED_FROM = 2
+# Chunks per thread: many where experts can have very different numbers of columns.
+CHUNKS, GROUPED_CHUNKS = 16, 64
 
 
 def _operands(node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,6 +122,12 @@ class _Columns:
     form: ActivationFormat
 
     @property
+    def at_once(self) -> int:
+        """Columns whose activations fit BLOCK_BYTES; a multiple of the group."""
+        nbytes = max(1, GROUP * self.blocks * self.form.nbytes)
+        return max(1, BLOCK_BYTES // nbytes) * GROUP
+
+    @property
     def shared(self) -> bool:
         return self.per_token < self.n_used
 
@@ -163,7 +178,7 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     yield from _continued(node, ctx)
     route = yield from _route(ctx, node, columns.group)
     work = yield from _quantized(ctx, x, route, columns)
-    repacked = is_repacked(weights)
+    repacked, n = is_repacked(weights), ids.ne[0] * ids.ne[1]
     params = (
         rows,
         columns.n_used,
@@ -174,32 +189,55 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         k // weights.type.block_size,
         0 if repacked else 1,
         columns.per_token if columns.shared and columns.group == 1 else 0,
+        columns.at_once if repacked else n,  # pack each panel once
     )
-    n_items = -(-rows // ROWS) * min(n_experts, ids.ne[0] * ids.ne[1])
+    n_items = -(-rows // ROWS) * min(n_experts, n)
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
-        ctx.chunks(n_items, per_thread=16),
+        ctx.chunks(n_items, per_thread=CHUNKS if columns.group == 1 else GROUPED_CHUNKS),
         node,
         (weights, work, route),
         params,
-        scratch=GROUP * 64 + panel.panel_bytes(k),
+        scratch=GROUP * 4 * ROWS + panel.panel_bytes(k) + LISTED_BYTES * n,
     )
+
+
+def _packed(
+    ctx: PlanContext, x: Tensor, source: Tensor | Work, route: Work, n_used: int, positions: int
+) -> Steps:
+    """Columns in groups, in the order of the experts that take them."""
+    key = ("packed", route)
+    work = ctx.quantized(x, key)
+    if work is None:
+        work = ctx.work(positions * packed_row(x.ne[0]))
+        params = (0, 1, 0, n_used, x.ne[1])
+        yield Step("pack_columns", ctx.chunks(positions), work, (source, route), params)
+        ctx.keep_quantized(x, key, work)
+    return work
 
 
 @lowering(Op.MUL_MAT_ID_COLD, supports_float_experts)
 @lowering(Op.MUL_MAT_ID, supports_float_experts)
 def lower_float_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
-    """Columns are read where they are, one by one."""
+    """Few columns per expert are read where they are, many are packed into groups first."""
     weights, x, ids = _operands(node)
     k, rows, n_experts = weights.ne[:3]
+    n_used, n = ids.ne[0], ids.ne[0] * ids.ne[1]
+    group = FLOAT_GROUP if n >= GROUPED_FROM * n_experts else 1
     yield from _continued(node, ctx)
-    route = yield from _route(ctx, node, 1)
+    route = yield from _route(ctx, node, group)
     source: Tensor | Work = yield from widened(ctx, x)
-    n_items = -(-rows // 8) * min(n_experts, ids.ne[0] * ids.ne[1])
+    packed: Work | None = None
+    if group != 1:
+        positions = _positions(n, n_experts, group)
+        packed = yield from _packed(ctx, x, source, route, n_used, positions)
+    column_bytes = 0 if packed is None else packed_row(k)
+    n_items = -(-rows // 8) * min(n_experts, n)
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
-        ctx.chunks(n_items, per_thread=16),
+        ctx.chunks(n_items, per_thread=CHUNKS if packed is None else GROUPED_CHUNKS),
         node,
-        (weights, source, route),
-        (rows, ids.ne[0], k, x.ne[1]),
+        (weights, source, route, packed),
+        (rows, n_used, k, x.ne[1], column_bytes, rows_at_once(weights)),
+        scratch=FLOAT_SUMS + 4 * FLOAT_ROWS * FLOAT_GROUP + LISTED_BYTES * n,
     )

@@ -74,6 +74,7 @@ FLOAT_SUMS: Final = 64 * FLOAT_GROUP * FLOAT_ROWS  # bytes of their sums, 16 lan
 FEW_COLUMNS: Final = 4  # fewer than this are computed one by one
 ROUTE_HEAD_BYTES: Final = 16  # of MUL_MAT_ID's routes (kernels/route.py)
 ROUTE_EXPERT_BYTES: Final = 24
+LISTED_BYTES: Final = 16  # of a column of an expert in scratch memory (kernels/mul_mat_id.py)
 Q8_BYTES: Final = 40
 Q8_HALVES_BYTES: Final = 48
 Q8K_BYTES: Final = 320

@@ -10,6 +10,7 @@ from pyggml import build
 from pyggml.alloc import GraphAllocator
 from pyggml.backend import tensor_get
 from pyggml.backends.cpu.buffers import is_repacked
+from pyggml.backends.cpu.lower_matmul import BLOCK_BYTES
 from pyggml.backends.cpu.lowering import PlanContext, find_lowering
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.dtypes import GGMLType as T
@@ -72,6 +73,35 @@ def test_one_expert_takes_all(cpu) -> None:
     x, ids = random_columns(33, K).reshape(33, 1, K), np.full((33, 1), 5)
     got = experts_product(cpu, raw, T.Q4_0, x, ids)
     assert np.array_equal(got[:, 0], cpu.product(raw.reshape(6, -1)[5], T.Q4_0, x[:, 0]))
+
+
+@pytest.mark.parametrize("type", [T.F16, T.BF16, T.F32], ids=lambda t: t.label)
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_float_experts_with_many_and_with_few_columns(cpu, type, n_threads) -> None:
+    """Blocks of rows, pieces of k that end anywhere, and groups that are filled in part."""
+    k, rows, counts = 1033, 70, (0, 1, 3, 4, 7, 19)
+    raw = random_weights(type, len(counts) * rows, k).reshape(len(counts), -1)
+    ids = np.random.default_rng(2).permutation(np.repeat(np.arange(len(counts)), counts))
+    x = random_columns(ids.size, k)
+    weights = cpu.leaf(raw, type, k, rows, len(counts))
+    chosen = cpu.leaf(ids.astype(np.int32), T.I32, 1, ids.size)
+    node = build.mul_mat_id(weights, cpu.leaf(x, F32, k, 1, ids.size), chosen)
+    got = cpu.compute(node, n_threads)[0, :, 0]
+    for e in set(ids.tolist()):
+        assert np.array_equal(got[ids == e], cpu.product(raw[e], type, x)[ids == e]), e
+
+
+def test_more_columns_than_stay_in_the_cache(cpu) -> None:
+    """Columns of an expert are taken in blocks if their activations are large."""
+    k, n = 8192, 60
+    raw = random_weights(T.Q4_0, 2 * 16, k).reshape(2, -1)
+    x, ids = random_columns(n, k), np.arange(n) % 2
+    assert n * k // 2 * 40 // 32 > BLOCK_BYTES
+    weights = cpu.leaf(raw, T.Q4_0, k, 16, 2, repack=True)
+    chosen = cpu.leaf(ids.astype(np.int32), T.I32, 1, n)
+    got = cpu.compute(build.mul_mat_id(weights, cpu.leaf(x, F32, k, 1, n), chosen))[0, :, 0]
+    for e in range(2):
+        assert np.array_equal(got[ids == e], cpu.product(raw[e], T.Q4_0, x)[ids == e])
 
 
 def test_an_expert_twice_in_a_token(cpu) -> None:

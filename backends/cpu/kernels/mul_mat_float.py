@@ -44,6 +44,7 @@ from pyggml.backends.cpu.kernels.emit import (
     tile_zero,
 )
 from pyggml.backends.cpu.kernels.quantize import row_address
+from pyggml.backends.cpu.kernels.route import n_positions, source_row
 from pyggml.backends.cpu.kernels.simd import (
     HAS_AVX2,
     HAS_AVX512,
@@ -230,8 +231,9 @@ def _float_tile(type: GGMLType) -> Any:
     return tile
 
 
-def _columns_product(type: GGMLType) -> Any:
-    """Inline function: rows r0 .. r1 - 1, at most FLOAT_ROWS, times all packed columns."""
+def group_product(type: GGMLType) -> Any:
+    """Inline function: rows r0 .. r1 - 1, at most FLOAT_ROWS, times the packed columns c .. and the
+    following, COLUMNS of n_columns at most; `c` is a multiple of COLUMNS."""
     tile = _float_tile(type)
 
     @inline
@@ -241,6 +243,7 @@ def _columns_product(type: GGMLType) -> Any:
         r0: int,
         r1: int,
         y: int,
+        c: int,
         k: int,
         n_columns: int,
         sums: int,
@@ -248,20 +251,18 @@ def _columns_product(type: GGMLType) -> Any:
         out_step: int,
     ) -> None:
         column_bytes = (k + LANES - 1) // LANES * BLOCK
-        for c in range(0, n_columns, COLUMNS):
-            x = y + c // FLOAT_GROUP * FLOAT_GROUP * column_bytes + c % FLOAT_GROUP * BLOCK
-            for k0 in range(0, k, FLOAT_PIECE):
-                k1 = min(k, k0 + FLOAT_PIECE)
-                for r in range(r0, r1, ROWS):
-                    p, o = w + r * w_step, out + c * out_step + 4 * r
-                    s = sums + (r - r0) // ROWS * SUMS_BYTES
-                    tile(p, w_step, min(r1 - r, ROWS), x, k0, k1, k, s, o, out_step, n_columns - c)
+        x = y + c // FLOAT_GROUP * FLOAT_GROUP * column_bytes + c % FLOAT_GROUP * BLOCK
+        for k0 in range(0, k, FLOAT_PIECE):
+            k1 = min(k, k0 + FLOAT_PIECE)
+            for r in range(r0, r1, ROWS):
+                p, o, s = w + r * w_step, out + 4 * (r - r0), sums + (r - r0) // ROWS * SUMS_BYTES
+                tile(p, w_step, min(r1 - r, ROWS), x, k0, k1, k, s, o, out_step, n_columns - c)
 
     return product
 
 
 def _define(type: GGMLType) -> None:
-    one_column, some_columns = float_column(type), _columns_product(type)
+    one_column, some_columns = float_column(type), group_product(type)
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
@@ -297,7 +298,9 @@ def _define(type: GGMLType) -> None:
                 sums = scratch(node, ith)
                 for r in range(r0, r1, at_once):
                     e = min(r1, r + at_once)
-                    some_columns(w, w_step, r, e, y, k, n_columns, sums, out, out_step)
+                    for c in range(0, n_columns, COLUMNS):
+                        o = out + c * out_step + 4 * r
+                        some_columns(w, w_step, r, e, y, c, k, n_columns, sums, o, out_step)
             i += last - first
 
     register_kernel(f"mul_mat_{type.name.lower()}", mul_mat)
@@ -310,19 +313,26 @@ for _type in WEIGHTS:
 # ---------------------------------------------------------------- activations
 @graph_kernel
 def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-    """F32 rows to groups of columns; params: columns per plane, planes, bytes per plane."""
+    """F32 rows to groups of columns; params: columns per plane, planes, bytes per plane, and for
+    routed columns: rows per token of the result, and of source 0. Source 1, if there is one, tells
+    which row each column takes (route.py)."""
     n_columns, planes, plane_bytes = param_int(node, 0), param_int(node, 1), param_int(node, 2)
-    k = src_ne(node, 0, 0)
+    k, route = src_ne(node, 0, 0), src_data(node, 1)
     blocks, group_bytes = (k + LANES - 1) // LANES, (k + LANES - 1) // LANES * BLOCK * FLOAT_GROUP
     padded = (n_columns + FLOAT_GROUP - 1) // FLOAT_GROUP * FLOAT_GROUP
+    if route != 0:
+        padded = n_positions(route)
     start = chunk_start(padded * planes, chunk, n_chunks)
     for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
         z, c = i // padded, i % padded
+        row = z * n_columns + c if c < n_columns else -1
+        if route != 0:
+            row = source_row(route, i, param_int(node, 3), param_int(node, 4))
         out = dst_data(node) + z * plane_bytes
         out += c // FLOAT_GROUP * group_bytes + c % FLOAT_GROUP * BLOCK
         whole = 0
-        if c < n_columns:
-            x = row_address(node, z * n_columns + c)
+        if row >= 0:
+            x = row_address(node, row)
             whole = k // LANES
             for b in range(whole):
                 to = out + b * FLOAT_GROUP * BLOCK
@@ -331,7 +341,7 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         for b in range(whole, blocks):
             store(out + b * FLOAT_GROUP * BLOCK, zero(f32x8))
             store(out + b * FLOAT_GROUP * BLOCK + 32, zero(f32x8))
-        if c < n_columns:
+        if row >= 0:
             for j in range(LANES * whole, k):
                 o = out + whole * FLOAT_GROUP * BLOCK + 4 * (j % LANES)
                 store(o, load(float32, x + 4 * j))

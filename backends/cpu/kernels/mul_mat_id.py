@@ -1,10 +1,14 @@
-"""MUL_MAT_ID: the products of mul_mat.py and mul_mat_float.py, expert by expert (route.py)."""
+"""MUL_MAT_ID: the products of mul_mat.py and mul_mat_float.py, expert by expert (route.py).
+
+Columns of an expert lie in groups as those of a plain product do, but their results belong to
+different tokens: tiles go to scratch memory first, and from there to the addresses of a list.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from numba import float32
+from numba import float32, int64
 
 from pyggml.backends.cpu.kernels.access import (
     chunk_start,
@@ -18,102 +22,199 @@ from pyggml.backends.cpu.kernels.access import (
     src_nb,
 )
 from pyggml.backends.cpu.kernels.mul_mat import panel_product
-from pyggml.backends.cpu.kernels.mul_mat_float import COLUMN_ROWS, WEIGHTS, float_column
+from pyggml.backends.cpu.kernels.mul_mat_float import (
+    COLUMN_ROWS,
+    COLUMNS,
+    WEIGHTS,
+    float_column,
+    group_product,
+)
 from pyggml.backends.cpu.kernels.repack import panel_packer
-from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at, source_row
-from pyggml.backends.cpu.kernels.simd import load, store
-from pyggml.backends.cpu.panels import GROUP, LAYOUTS, ROWS
+from pyggml.backends.cpu.kernels.route import active_expert, n_active, slot_at
+from pyggml.backends.cpu.kernels.simd import f32x16, load, store
+from pyggml.backends.cpu.panels import (
+    FEW_COLUMNS,
+    FLOAT_GROUP,
+    FLOAT_ROWS,
+    FLOAT_SUMS,
+    GROUP,
+    LAYOUTS,
+    LISTED_BYTES,
+    ROWS,
+)
 from pyggml.dtypes import GGMLType
 
 COLUMN_BYTES = 4 * ROWS  # of a tile in scratch memory
+FLOAT_COLUMN_BYTES = 4 * FLOAT_ROWS
 
 
 @inline
-def out_address(node: int, slot: int, n_used: int) -> Any:
-    """The column of the result that belongs to token * n_used + slot."""
-    return dst_data(node) + slot % n_used * dst_nb(node, 1) + slot // n_used * dst_nb(node, 2)
+def list_columns(
+    node: int,
+    route: int,
+    first: int,
+    count: int,
+    n_used: int,
+    token_bytes: int,
+    x_bytes: int,
+    per_token: int,
+    table: int,
+) -> None:
+    """Where the result of each column of an expert belongs, and where its activations are if they
+    have not been brought into the order of the route."""
+    for c in range(count):
+        slot = slot_at(route, first + c)
+        token, s = slot // n_used, slot % n_used
+        out = dst_data(node) + s * dst_nb(node, 1) + token * dst_nb(node, 2)
+        x = src_data(node, 1) + token * token_bytes + s % per_token * x_bytes
+        store(table + LISTED_BYTES * c, int64(out))
+        store(table + LISTED_BYTES * c + 8, int64(x))
+
+
+@inline
+def result_at(table: int, c: int) -> Any:
+    """Where the result of a listed column belongs."""
+    return load(int64, table + LISTED_BYTES * c)
+
+
+@inline
+def activations_at(table: int, c: int) -> Any:
+    """Where the activations of a listed column are."""
+    return load(int64, table + LISTED_BYTES * c + 8)
 
 
 @inline
 def scatter(
-    node: int,
-    route: int,
-    position: int,
-    n_columns: int,
-    n_used: int,
-    row: int,
-    n_rows: int,
-    tile: int,
+    tile: int, tile_bytes: int, table: int, c0: int, c1: int, row: int, n_rows: int
 ) -> None:
-    """Copy the columns of a tile to where they belong."""
-    for c in range(n_columns):
-        out = out_address(node, slot_at(route, position + c), n_used) + 4 * row
-        for r in range(n_rows):
-            store(out + 4 * r, load(float32, tile + c * COLUMN_BYTES + 4 * r))
+    """Copy a tile of the listed columns c0 .. c1 - 1 to where they belong."""
+    whole = n_rows // 16 * 16
+    for c in range(c0, c1):
+        source, out = tile + (c - c0) * tile_bytes, result_at(table, c) + 4 * row
+        for r in range(0, whole, 16):
+            store(out + 4 * r, load(f32x16, source + 4 * r))
+        for r in range(whole, n_rows):
+            store(out + 4 * r, load(float32, source + 4 * r))
+
+
+def _panel_times_listed(type: GGMLType) -> Any:
+    """Inline function: a panel times columns c0 .. c1 - 1 of an expert, whose activations begin
+    at y, or are where the list says."""
+    panel_times_columns = panel_product(type)
+
+    @inline
+    def product(
+        p: int,
+        units: int,
+        row: int,
+        n_rows: int,
+        y: int,
+        group: int,
+        column_bytes: int,
+        listed: bool,
+        c0: int,
+        c1: int,
+        tile: int,
+        table: int,
+    ) -> None:
+        for c in range(c0, c1, group):
+            e, out, x = min(c1, c + group), tile, y + c * column_bytes
+            if group == 1:
+                out = result_at(table, c) + 4 * row
+            if listed:
+                x = activations_at(table, c)
+            panel_times_columns(p, units, n_rows, x, group, 0, e - c, out, COLUMN_BYTES)
+            if group != 1:
+                scatter(tile, COLUMN_BYTES, table, c, e, row, n_rows)
+
+    return product
 
 
 def _define_quantized(type: GGMLType) -> None:
     """Params: rows, n_used, units, group, bytes of an expert's weights, bytes of a column of
-    activations, blocks per row if the weights are rows, whether they are, and columns of
-    activations per token; 0: they are in the order of the route."""
+    activations, blocks per row if the weights are rows, whether they are, columns of activations
+    per token (0: they are in the order of the route), and columns at once."""
     unit_bytes = LAYOUTS[type].unit_bytes
-    pack, panel_times_columns = panel_packer(type), panel_product(type)
+    pack, panel_times_listed = panel_packer(type), _panel_times_listed(type)
 
     def mul_mat_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_used = param_int(node, 0), param_int(node, 1)
         units, group, expert_bytes = param_int(node, 2), param_int(node, 3), param_int(node, 4)
         column_bytes, file_blocks = param_int(node, 5), param_int(node, 6)
         in_rows, per_token = param_int(node, 7) != 0, param_int(node, 8)
+        listed, at_once = per_token != 0, param_int(node, 9)
         route, panel_bytes, step = src_data(node, 2), units * unit_bytes, src_nb(node, 0, 1)
         tile = scratch(node, ith)
+        packed = tile + GROUP * COLUMN_BYTES
+        table = packed + panel_bytes if in_rows else packed
         n_panels = (rows + ROWS - 1) // ROWS
-        start = chunk_start(n_panels * n_active(route), chunk, n_chunks)
-        for i in range(start, chunk_start(n_panels * n_active(route), chunk + 1, n_chunks)):
+        n_items = n_panels * n_active(route)
+        i, end = chunk_start(n_items, chunk, n_chunks), chunk_start(n_items, chunk + 1, n_chunks)
+        while i < end:
             expert, first, count = active_expert(route, i // n_panels)
-            j = i % n_panels
-            n_rows = min(rows - ROWS * j, ROWS)
+            j0 = i % n_panels
+            j1 = min(n_panels, j0 + end - i)
+            token_bytes = per_token * column_bytes
+            per = max(per_token, 1)
+            list_columns(node, route, first, count, n_used, token_bytes, column_bytes, per, table)
             w = src_data(node, 0) + expert * expert_bytes
-            p = w + j * panel_bytes
-            if in_rows:
-                p = tile + GROUP * COLUMN_BYTES
-                pack(w + ROWS * j * step, step, n_rows, p, file_blocks)
-            for c in range(0, count, group):
-                c0, c1, y = c, min(count, c + group), src_data(node, 1) + first * column_bytes
-                if per_token != 0:
-                    c0, c1 = 0, 1
-                    row = source_row(route, first + c, n_used, per_token)
-                    y = src_data(node, 1) + row * column_bytes
-                out = tile
-                if group == 1:
-                    out = out_address(node, slot_at(route, first + c), n_used) + 4 * ROWS * j
-                out -= c0 * COLUMN_BYTES
-                panel_times_columns(p, units, n_rows, y, group, c0, c1, out, COLUMN_BYTES)
-                if group != 1:
-                    scatter(node, route, first + c, c1 - c0, n_used, ROWS * j, n_rows, tile)
+            y = src_data(node, 1) + first * column_bytes
+            for c0 in range(0, count, at_once):
+                c1 = min(count, c0 + at_once)
+                for j in range(j0, j1):
+                    row, n_rows, p = ROWS * j, min(rows - ROWS * j, ROWS), w + j * panel_bytes
+                    if in_rows:
+                        p = packed
+                        pack(w + row * step, step, n_rows, p, file_blocks)
+                    panel_times_listed(
+                        p, units, row, n_rows, y, group, column_bytes, listed, c0, c1, tile, table
+                    )
+            i += j1 - j0
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 
 
 def _define_float(type: GGMLType) -> None:
-    """Params: rows, n_used, k, rows of activations per token; columns one by one."""
-    one_column = float_column(type)
+    """Params: rows, n_used, k, rows of activations per token, bytes of a packed column (0: none
+    are packed), and rows at once. Experts with few columns read them where they are."""
+    one_column, some_columns = float_column(type), group_product(type)
 
     def mul_mat_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
-        rows, n_used = param_int(node, 0), param_int(node, 1)
-        k, per_token = param_int(node, 2), param_int(node, 3)
-        route, w_step = src_data(node, 2), src_nb(node, 0, 1)
-        groups = (rows + COLUMN_ROWS - 1) // COLUMN_ROWS
-        start = chunk_start(groups * n_active(route), chunk, n_chunks)
-        for i in range(start, chunk_start(groups * n_active(route), chunk + 1, n_chunks)):
+        rows, n_used, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
+        per_token, column_bytes = param_int(node, 3), param_int(node, 4)
+        at_once = param_int(node, 5)
+        route, w_step, sums = src_data(node, 2), src_nb(node, 0, 1), scratch(node, ith)
+        tile = sums + FLOAT_SUMS
+        table = tile + FLOAT_GROUP * FLOAT_COLUMN_BYTES
+        token_bytes, x_bytes = src_nb(node, 1, 2), src_nb(node, 1, 1)
+        groups = (rows + 7) // 8
+        n_items = groups * n_active(route)
+        i, end = chunk_start(n_items, chunk, n_chunks), chunk_start(n_items, chunk + 1, n_chunks)
+        while i < end:
             expert, first, count = active_expert(route, i // groups)
-            r = i % groups * COLUMN_ROWS
-            w = src_data(node, 0) + expert * src_nb(node, 0, 2) + r * w_step
-            for c in range(count):
-                slot = slot_at(route, first + c)
-                x = src_data(node, 1) + slot // n_used * src_nb(node, 1, 2)
-                x += slot % n_used % per_token * src_nb(node, 1, 1)
-                out = out_address(node, slot, n_used) + 4 * r
-                one_column(w, w_step, min(rows - r, COLUMN_ROWS), x, k, out, 4)
+            last = min(groups, i % groups + end - i)
+            r0, r1 = i % groups * 8, min(rows, 8 * last)
+            list_columns(node, route, first, count, n_used, token_bytes, x_bytes, per_token, table)
+            w = src_data(node, 0) + expert * src_nb(node, 0, 2)
+            if column_bytes == 0 or count < FEW_COLUMNS:
+                # rows of a tile are far from each other: see mul_mat_float.py
+                part = (r1 - r0 + COLUMN_ROWS - 1) // COLUMN_ROWS
+                for r in range(part):
+                    n_rows, p = (r1 - r0 - r + part - 1) // part, w + (r0 + r) * w_step
+                    for c in range(count):
+                        x, o = activations_at(table, c), result_at(table, c) + 4 * (r0 + r)
+                        one_column(p, part * w_step, n_rows, x, k, o, 4 * part)
+            else:
+                y = src_data(node, 3) + first * column_bytes
+                for r in range(r0, r1, at_once):
+                    e = min(r1, r + at_once)
+                    for c in range(0, count, COLUMNS):
+                        some_columns(
+                            w, w_step, r, e, y, c, k, count, sums, tile, FLOAT_COLUMN_BYTES
+                        )
+                        c1 = min(count, c + COLUMNS)
+                        scatter(tile, FLOAT_COLUMN_BYTES, table, c, c1, r, e - r)
+            i += last - i % groups
 
     register_kernel(f"mul_mat_id_{type.name.lower()}", mul_mat_id)
 
