@@ -55,6 +55,7 @@ from pyggml.backends.cpu.kernels.simd import (
     half_to_float,
     load,
     load_f16,
+    prefetch,
     store,
     zero,
 )
@@ -323,7 +324,8 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     if route != 0:
         padded = n_positions(route)
     start = chunk_start(padded * planes, chunk, n_chunks)
-    for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
+    end = chunk_start(padded * planes, chunk + 1, n_chunks)
+    for i in range(start, end):
         z, c = i // padded, i % padded
         row = z * n_columns + c if c < n_columns else -1
         if route != 0:
@@ -333,8 +335,13 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         whole = 0
         if row >= 0:
             x = row_address(node, row)
+            ahead = x
+            if route != 0 and i + 1 < end:  # as in quantize.py
+                after = source_row(route, i + 1, param_int(node, 3), param_int(node, 4))
+                ahead = row_address(node, max(after, 0))
             whole = k // LANES
             for b in range(whole):
+                prefetch(ahead + BLOCK * b)
                 to = out + b * FLOAT_GROUP * BLOCK
                 store(to, load(f32x8, x + BLOCK * b))
                 store(to + 32, load(f32x8, x + BLOCK * b + 32))

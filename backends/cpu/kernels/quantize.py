@@ -23,6 +23,7 @@ from pyggml.backends.cpu.kernels.simd import (
     i8x8,
     i32x8,
     load,
+    prefetch,
     splat,
     store,
     zero,
@@ -152,11 +153,18 @@ def _rows_quantizer(quantize_column: Any) -> Any:
         if route != 0:
             padded = n_positions(route)
         start = chunk_start(padded * planes, chunk, n_chunks)
-        for i in range(start, chunk_start(padded * planes, chunk + 1, n_chunks)):
+        end = chunk_start(padded * planes, chunk + 1, n_chunks)
+        for i in range(start, end):
             z, c = i // padded, i % padded
             row = z * n_columns + c if c < n_columns else -1
             if route != 0:
                 row = source_row(route, i, param_int(node, 6), param_int(node, 7))
+                if i + 1 < end:
+                    # routed rows are far from each other: the hardware does not foresee the next
+                    after = source_row(route, i + 1, param_int(node, 6), param_int(node, 7))
+                    ahead = row_address(node, max(after, 0))
+                    for line in range(0, 4 * n, 64):
+                        prefetch(ahead + line)
             x = row_address(node, row) if row >= 0 else 0
             plane = dst_data(node) + z * plane_bytes
             quantize_column(plane, c, x, n, group, blocks, zero_point)
