@@ -98,14 +98,15 @@ def _numbers(data: bytes, type: ValueType, offset: int, count: int) -> Array:
     return numbers != 0 if type is ValueType.BOOL else numbers
 
 
-def _byte_strings(data: bytes, field: Field) -> Iterator[bytes]:
+def _byte_strings(data: bytes, field: Field) -> list[bytes]:
     assert field.starts is not None
+    strings: list[bytes] = []
     step = 1 << 14  # Python integers take far more memory than the array they come from
     for i in range(0, field.length, step):
         begins = (field.starts[i : min(i + step, field.length)] + 8).tolist()
         ends = field.starts[i + 1 : i + 1 + step].tolist()
-        for begin, end in zip(begins, ends, strict=True):
-            yield data[begin:end]
+        strings += [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return strings
 
 
 def _text(raw: bytes) -> str:
@@ -316,7 +317,7 @@ class Metadata(Mapping[str, Value]):
     def get_string_bytes(self, key: str, default: D = _REQUIRED) -> list[bytes] | D:
         """An array of strings as the bytes the file holds."""
         field = self._array_field(key, default, (ValueType.STRING,), "arr[str]")
-        return list(_byte_strings(self._data, field)) if field else default
+        return _byte_strings(self._data, field) if field else default
 
     def get_per_layer(self, key: str, n_layer: int, default: D = _REQUIRED) -> list[int] | D:
         """One integer per layer: an array of exactly `n_layer`, or one u32 for all of them."""

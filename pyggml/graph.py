@@ -56,8 +56,8 @@ class Graph:
 
     def _enter(self, tensor: Tensor, compute: bool) -> bool:
         """Mark as visited; True if its sources are still to be visited."""
-        if compute and tensor.op != Op.NONE and not int(tensor.flags) & _COMPUTE:
-            tensor.flags |= TensorFlag.COMPUTE
+        if compute and tensor.op != Op.NONE and not (flags := int(tensor.flags)) & _COMPUTE:
+            tensor.flags = tensor.flags | TensorFlag.COMPUTE if flags else TensorFlag.COMPUTE
         if tensor not in self.use_counts:
             self.use_counts[tensor] = 0
             return True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int, int]
 MAX_SRC = 10
+_NO_FLAGS = TensorFlag(0)
 
 
 def padded(ne: tuple[int, ...]) -> Shape:
@@ -66,7 +67,7 @@ class Tensor:
         self.op = op
         self.src: list[Tensor | None] = list(src)
         self.params = params
-        self.flags = TensorFlag(0)
+        self.flags = _NO_FLAGS
         self.name = name
         self.view_src: Tensor | None = None  # always the root: a view of a view is collapsed
         self.view_offs = 0

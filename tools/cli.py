@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Mapping
@@ -56,6 +57,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
         screen.status("warming up")
         chat = llama.session()
         screen.clear_progress()
+        _collect_garbage()
         task = Task(llama, chat, llama.sampler_of(params), generation(values), options, screen)
         details.log_start(task, params)
         try:
@@ -92,6 +94,13 @@ def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
             f"{name} · {model.description} · {size(model.nbytes)} · loaded in {seconds:.2f} s"
         )
     return llama
+
+
+def _collect_garbage() -> None:
+    """From now on, if the program started without; and only in what is made from now on."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _warn_without_gpu(values: Mapping[str, Any], screen: Screen) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyggml.backend import Buffer, BufferType, Usage, buffer_of
 from pyggml.backends.cpu import node as layout
-from pyggml.backends.cpu.library import usable_cores
+from pyggml.backends.cpu.library import KernelLibrary, usable_cores
 from pyggml.backends.cpu.lowering import find_lowering
 from pyggml.backends.cpu.memory import (
     ALIGNMENT,
@@ -23,7 +22,7 @@ from pyggml.backends.cpu.memory import (
     zero,
 )
 from pyggml.backends.cpu.panels import LAYOUTS, ROWS, PanelLayout
-from pyggml.backends.cpu.pool import ENTRY_POINTS
+from pyggml.backends.cpu.pool import ENTRY_POINTS, Pool, Words
 from pyggml.errors import OutOfMemory
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
@@ -31,6 +30,9 @@ from pyggml.threads import Cpus
 
 if TYPE_CHECKING:
     from pyggml.backends.cpu.device import CpuDevice
+
+
+FEW_ITEMS = 32  # less work than waking threads takes
 
 
 class HostBuffer(Buffer):
@@ -160,7 +162,8 @@ class RepackBuffer(Buffer):
         self.base = memory.ctypes.data
         self.size = memory.nbytes
         self._kernels = set(ENTRY_POINTS)  # what the tensors here will need
-        self._workers: _Workers | None = None  # while tensors are being written
+        # while tensors are being written
+        self._workers: _PoolWorkers | _SpreadWorkers | None = None
 
     def init_tensor(self, tensor: Tensor) -> None:
         panel = panel_layout(tensor)
@@ -190,10 +193,14 @@ class RepackBuffer(Buffer):
         blocks = tensor.ne[0] // tensor.type.block_size
         params = (*tensor.ne[1:3], blocks, panel.panel_bytes(tensor.ne[0]))
         node[layout.PARAMS : layout.PARAMS + len(params)] = params
+        self._ready_workers().run(code, node, -(-tensor.ne[1] // ROWS) * tensor.ne[2])
+
+    def _ready_workers(self) -> _PoolWorkers | _SpreadWorkers:
         if self._workers is None:
-            numa = self.buft.device.numa
-            self._workers = _Workers(numa.groups() if numa is not None else ())
-        self._workers.run(code, node.ctypes.data, -(-tensor.ne[1] // ROWS) * tensor.ne[2])
+            device = self.buft.device
+            groups = device.numa.groups() if device.numa is not None else ()
+            self._workers = _SpreadWorkers(groups) if groups else _PoolWorkers(device.library)
+        return self._workers
 
     def set_usage(self, usage: Usage) -> None:
         """All is written now."""
@@ -220,28 +227,48 @@ class RepackBuffer(Buffer):
         self._memory = None
 
 
-class _Workers:
-    """Plain threads that run all chunks of a kernel: loading needs no pool of its own."""
+class _PoolWorkers:
+    """The threads of graphs: they wait in compiled code from one tensor to the next."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._n_threads = usable_cores()
+        self._pool = Pool(self._n_threads, library)
+        self._plan = aligned_words(2 * layout.WORDS)  # one step, and the end
+
+    def run(self, code: int, node: Words, n_items: int) -> None:
+        """All chunks of a kernel; returns when they are done."""
+        alone = n_items < FEW_ITEMS
+        self._plan[: layout.WORDS] = node
+        self._plan[layout.KERNEL] = code
+        self._plan[layout.N_CHUNKS] = 1 if alone else min(n_items, 4 * self._n_threads)
+        self._pool.run(self._plan, 1 if alone else self._n_threads)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _SpreadWorkers:
+    """Threads on several memory nodes, which take turns."""
 
     def __init__(self, groups: Sequence[Cpus]) -> None:
         """`groups`: sets of CPUs whose threads take chunks in turn, so that the pages of chunk i
-        come to lie near group i modulo their number; (): threads run anywhere."""
-        self._spread = bool(groups)
+        come to lie near group i modulo their number."""
+        from concurrent.futures import ThreadPoolExecutor
+
         self._n_threads = usable_cores()
         self._executors = [
             ThreadPoolExecutor(len(cpus), initializer=_stay_on, initargs=(cpus,)) for cpus in groups
-        ] or [ThreadPoolExecutor(self._n_threads)]
+        ]
 
-    def run(self, code: int, node: int, n_items: int) -> None:
-        """Returns when the kernel is done."""
+    def run(self, code: int, node: Words, n_items: int) -> None:
+        """All chunks of a kernel; returns when they are done."""
         i32 = ctypes.c_int32
         kernel = ctypes.CFUNCTYPE(None, ctypes.c_int64, i32, i32, i32)(code)
         n_chunks = min(n_items, 4 * max(self._n_threads, len(self._executors)))
-        if not self._spread and (n_items < 32 or self._n_threads == 1):
-            kernel(node, 0, 0, 1)
-            return
         running = [
-            self._executors[chunk % len(self._executors)].submit(kernel, node, 0, chunk, n_chunks)
+            self._executors[chunk % len(self._executors)].submit(
+                kernel, node.ctypes.data, 0, chunk, n_chunks
+            )
             for chunk in range(n_chunks)
         ]
         for future in running:

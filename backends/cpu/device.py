@@ -84,8 +84,9 @@ class CpuDevice(Device):
     def supports_op(self, node: Tensor) -> bool:
         if is_noop(node):
             return True
-        if any(s is not None and is_repacked(s) for s in node.src):
-            return self._repack.supports_op(node)
+        for source in node.src:
+            if source is not None and is_repacked(source):
+                return self._repack.supports_op(node)
         return find_lowering(node) is not None
 
     def use_numa(self, mode: str) -> None:

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
-import json
+import importlib.util
 import logging
 import os
-import queue
-import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -85,13 +79,18 @@ class KernelLibrary:
         if missing:
             log.info("compiling %d kernels for this CPU into %s", len(missing), folder)
             progress(0, len(missing), "")
-        for done, name in enumerate(_compile(missing, folder, self.target, self._digest), 1):
-            progress(done, len(missing), name)
-            found[name] = read_object(folder / f"{name}.o")
+            self._compile(missing, folder, progress)
+            found |= {n: read_object(folder / f"{n}.o") for n in missing}
         lost = [n for n, code in found.items() if code is None]
         if lost:
             raise OSError(f"{folder}: cannot read back the compiled kernels {', '.join(lost)}")
         return {n: code for n, code in found.items() if code is not None}
+
+    def _compile(self, names: list[str], folder: Path, progress: Progress) -> None:
+        from pyggml.backends.cpu.compile_workers import compile_all
+
+        for done, name in enumerate(compile_all(names, folder, self.target, self._digest), 1):
+            progress(done, len(names), name)
 
     def _open_folder(self) -> Path:
         self._digest = source_digest(self.target)
@@ -120,9 +119,24 @@ def source_digest(target: Target) -> str:
         for path in sorted(HERE.glob(pattern)):
             h.update(f"{path.name}\n".encode() + path.read_bytes())
     h.update(GRIDS.read_bytes())
-    versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
-    h.update("\n".join([target.cpu, target.features, *versions]).encode())
+    h.update("\n".join([target.cpu, target.features]).encode())
+    for package in ("numba", "llvmlite"):
+        h.update(b"\n" + _version(package))
     return h.hexdigest()[:20]
+
+
+def _version(package: str) -> bytes:
+    """What tells versions of a package apart, without importing it.
+
+    Its file that says so is found sooner than the metadata of its installation.
+    """
+    spec = importlib.util.find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):
+            return Path(folder, "_version.py").read_bytes()
+    from importlib.metadata import version
+
+    return version(package).encode()
 
 
 def default_cache() -> Path:
@@ -155,87 +169,8 @@ def _drop_unused(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# ---------------------------------------------------------------- worker processes
-def _compile(names: list[str], folder: Path, target: Target, digest: str) -> Iterator[str]:
-    """Compile in parallel processes; yields each name when its file is there."""
-    n_workers = min(len(names), usable_cores())
-    wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
-    finished: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-    running: list[subprocess.Popen[str]] = []
-    for name in random.sample(names, len(names)):  # a program that starts now takes others first
-        wanted.put(name)
-    with ThreadPoolExecutor(max(1, n_workers)) as executor:
-        for _ in range(n_workers):
-            executor.submit(
-                _drive_worker,
-                wanted,
-                finished,
-                running,
-                lambda: _start(folder, target, digest),
-                lambda name: read_object(folder / f"{name}.o") is not None,
-            )
-        try:
-            for _ in names:
-                result = finished.get()
-                if isinstance(result, BaseException):
-                    raise result
-                yield result
-        finally:
-            while not wanted.empty():  # interrupted: nobody waits for what is being compiled
-                wanted.get()
-            for process in running:
-                process.kill()
-
-
 def usable_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _drive_worker(
-    wanted: queue.SimpleQueue[str],
-    finished: queue.SimpleQueue[str | BaseException],
-    running: list[subprocess.Popen[str]],
-    start: Callable[[], subprocess.Popen[str]],
-    is_there: Callable[[str], bool],
-) -> None:
-    """Feed one worker process with what is wanted and not there until nothing is."""
-    try:
-        with start() as process:
-            running.append(process)
-            assert process.stdin is not None and process.stdout is not None
-            while True:
-                try:
-                    name = wanted.get_nowait()
-                except queue.Empty:
-                    process.stdin.close()
-                    return
-                if is_there(name):  # of another program meanwhile
-                    finished.put(name)
-                    continue
-                process.stdin.write(f"{name}\n")
-                process.stdin.flush()
-                answer = process.stdout.readline()
-                if not answer:
-                    raise RuntimeError(f"the compiler process ended while compiling {name}")
-                error = json.loads(answer)["error"]
-                if error:
-                    raise RuntimeError(f"kernel {name} does not compile: {error}")
-                finished.put(name)
-    except BaseException as e:
-        finished.put(e)
-
-
-def _start(folder: Path, target: Target, digest: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(p for p in sys.path if p)  # the child finds what this process found
-    return subprocess.Popen(
-        # -P: a module in the current folder must not be taken for one of ours
-        [sys.executable, "-P", "-m", "pyggml.backends.cpu.compile", str(folder), digest],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a Ctrl-C is for us: a worker would only print a traceback
-        env={**os.environ, "PYTHONPATH": path, **target.environment()},
-    )

@@ -1,6 +1,7 @@
 """The kernel library: object files as the cache."""
 
 import ctypes
+import importlib.metadata
 import logging
 import os
 import subprocess
@@ -12,6 +13,7 @@ import llvmlite.binding as llvm
 import pytest
 from cpu_products import Products, random_columns, random_weights
 
+from pyggml.backends.cpu import library as source
 from pyggml.backends.cpu.compile import export_only
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cpu.library import KEPT_SECONDS, KernelLibrary, source_digest
@@ -126,6 +128,28 @@ def test_unknown_kernel_is_named(tmp_path) -> None:
 
 def test_folder_depends_on_the_cpu() -> None:
     assert source_digest(Target.host()) != source_digest(Target.portable())
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_folder_depends_on_the_compiler(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, before = Target.host(), source_digest(Target.host())
+    found = source._version
+
+    def upgraded(name: str) -> bytes:
+        return b"next " + found(name) if name == package else found(name)
+
+    monkeypatch.setattr(source, "_version", upgraded)
+    assert source_digest(target) != before
+
+
+def test_versions_are_those_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file beside the package names it, and where there is none the installation does."""
+    for package in ("numba", "llvmlite"):
+        installed = importlib.metadata.version(package).encode()
+        assert installed in source._version(package)
+        with monkeypatch.context() as patch:
+            patch.setattr(source.importlib.util, "find_spec", lambda name: None)
+            assert source._version(package) == installed
 
 
 def test_sources_that_changed_meanwhile_are_not_compiled(tmp_path) -> None:

@@ -316,8 +316,8 @@ def test_blocks_of_weights_are_touched_in_turns(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(buffers.ctypes, "CFUNCTYPE", lambda *types: lambda code: kernel)
     monkeypatch.setattr(os, "sched_setaffinity", pinned)
-    workers = buffers._Workers(nodes)
-    workers.run(0, 0, 6)
+    workers = buffers._SpreadWorkers(nodes)
+    workers.run(0, aligned_words(WORDS), 6)
     workers.close()
     assert touched == {i: f"on {listed(nodes[i % 2])}" for i in range(6)}
     assert threading.get_ident() not in stays

@@ -1,5 +1,6 @@
 """pyllama-cli with pipes: what it prints where, exit codes, chats, logs, and as a process."""
 
+import gc
 import os
 import re
 import signal
@@ -378,3 +379,19 @@ def test_pyllama(
     shown = capsys.readouterr()
     assert left == code
     assert shown.out.startswith(out) and shown.err.startswith(err)
+
+
+def test_garbage_is_collected_once_the_program_has_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command starts without; what it makes later is looked through, not what is there."""
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    calls: list[str] = []
+    assert run(*HELLO).code == 0
+    assert gc.isenabled() and calls == []
+    gc.disable()
+    try:
+        assert run(*HELLO).code == 0
+        assert gc.isenabled() and calls == ["freeze"]
+    finally:
+        gc.enable()
