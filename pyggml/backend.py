@@ -122,8 +122,8 @@ class Device(ABC):
     def use_numa(self, mode: str) -> None:
         """How weights loaded and backends made from now on use memory nodes; has none."""
 
-    def watch_compiling(self, progress: CompileProgress) -> None:
-        """Tell `progress` while kernels are compiled; nothing is compiled."""
+    def watch_compiling(self, progress: CompileProgress | None) -> None:
+        """Tell `progress`, or nobody, while kernels are compiled; nothing is compiled."""
 
     def compile_kernels(self) -> None:
         """Compile all kernels ahead of their first use; there are none."""

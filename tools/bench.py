@@ -37,7 +37,7 @@ from pyggml.tools.bench_tasks import (
     thread_params,
 )
 from pyggml.tools.cli import list_devices
-from pyggml.tools.ui import Screen
+from pyggml.tools.ui import Screen, compiling_shown
 
 R = TypeVar("R")
 
@@ -92,20 +92,36 @@ def run(values: Mapping[str, Any]) -> None:
     options = Options.of(values)
     formats = _outputs(values)
     screen = Screen()
-    for device in registry.devices():
-        device.watch_compiling(screen.compiling)
     set_priority(int(values.get("prio", "0")))
-    if values.get("op"):
-        _run_op(values, options, formats)
-        return
+    with compiling_shown(screen):
+        if values.get("op"):
+            _run_op(values, options, formats)
+        elif values.get("startup"):
+            _run_startup(values, options, formats)
+        else:
+            _run_models(values, options, formats, screen)
+
+
+def _run_startup(
+    values: Mapping[str, Any], options: Options, formats: Sequence[tuple[str, IO[str]]]
+) -> None:
+    """What --startup asks for."""
     grid = parse_grid(values)
-    if values.get("startup"):
-        for flag in [p.flag for p in CPU if p.field in values]:
-            raise ConfigError(f"--startup starts commands with -m and -t alone: leave {flag} away")
-        compare = bool(options.reference)
-        places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
-        emit(bench_startup.layout(compare=compare), _startups(places, options), formats)
-        return
+    for flag in [p.flag for p in CPU if p.field in values]:
+        raise ConfigError(f"--startup starts commands with -m and -t alone: leave {flag} away")
+    compare = bool(options.reference)
+    places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
+    emit(bench_startup.layout(compare=compare), _startups(places, options), formats)
+
+
+def _run_models(
+    values: Mapping[str, Any],
+    options: Options,
+    formats: Sequence[tuple[str, IO[str]]],
+    screen: Screen,
+) -> None:
+    """Prompts and generation, on one side or on two."""
+    grid = parse_grid(values)
     with ExitStack() as stack:
         sides: list[Side] = [PyggmlSide()]
         if options.reference:

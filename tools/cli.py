@@ -16,24 +16,20 @@ from pyggml.tools import completion, conversation, details, logs
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
 from pyggml.tools.task import Task
-from pyggml.tools.ui import Screen, size
+from pyggml.tools.ui import Screen, compiling_shown, size
 
 
 def run(values: Mapping[str, Any]) -> None:
     """Do what the flags ask."""
     screen = Screen(values.get("color", "auto"), verbosity=logs.verbosity(values))
     logs.set_up(values, screen)
-    for device in registry.devices():
-        device.watch_compiling(screen.compiling)
-    try:
+    with compiling_shown(screen):
         if values.get("list_devices"):
             list_devices()
         elif values.get("warmup_kernels"):
             warm_up_kernels(screen)
         else:
             generate(values, screen)
-    finally:
-        screen.clear_progress()
 
 
 def generate(values: Mapping[str, Any], screen: Screen) -> None:

@@ -4,7 +4,11 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
+
+from pyggml import registry
 
 DIM, GREEN, YELLOW, RESET = "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 CLEAR_LINE = "\r\x1b[2K"
@@ -165,3 +169,16 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.2f} GiB"
+
+
+@contextmanager
+def compiling_shown(screen: Screen) -> Iterator[None]:
+    """While it lasts, the screen shows what is compiled; devices outlive the screen."""
+    for device in registry.devices():
+        device.watch_compiling(screen.compiling)
+    try:
+        yield
+    finally:
+        for device in registry.devices():
+            device.watch_compiling(None)
+        screen.clear_progress()

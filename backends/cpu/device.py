@@ -30,7 +30,7 @@ from pyggml.backends.cpu.buffers import (
     RepackBufferType,
     is_repacked,
 )
-from pyggml.backends.cpu.library import KernelLibrary, usable_cores
+from pyggml.backends.cpu.library import KernelLibrary, no_progress, usable_cores
 from pyggml.backends.cpu.lowering import find_lowering
 from pyggml.backends.cpu.memory import at_address
 from pyggml.backends.cpu.numa import Numa, find_numa
@@ -93,8 +93,8 @@ class CpuDevice(Device):
         if mode != self._numa_mode:
             self.numa, self._numa_mode = find_numa(mode), mode
 
-    def watch_compiling(self, progress: CompileProgress) -> None:
-        self.library.progress = progress
+    def watch_compiling(self, progress: CompileProgress | None) -> None:
+        self.library.progress = progress or no_progress
 
     def compile_kernels(self) -> None:
         self.library.compile_all()

@@ -1,10 +1,12 @@
 """What is written to a terminal and in which order, on streams that pretend to be one."""
 
 import io
+from typing import Any
 
 import pytest
 
-from pyggml.tools.ui import CLEAR_LINE, DIM, GREEN, RESET, Screen, size
+from pyggml import registry
+from pyggml.tools.ui import CLEAR_LINE, DIM, GREEN, RESET, Screen, compiling_shown, size
 
 
 class Tty(io.StringIO):
@@ -122,3 +124,18 @@ def test_quiet_terminals_have_no_progress(terminal: Tty) -> None:
 )
 def test_sizes(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
+
+
+def test_devices_forget_a_screen_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        progress: Any = None
+
+        def watch_compiling(self, progress: Any) -> None:
+            self.progress = progress
+
+    device, screen = Device(), Screen(err=io.StringIO())
+    monkeypatch.setattr(registry, "devices", lambda: [device])
+    with pytest.raises(KeyboardInterrupt), compiling_shown(screen):
+        assert device.progress == screen.compiling
+        raise KeyboardInterrupt
+    assert device.progress is None
