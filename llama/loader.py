@@ -327,7 +327,7 @@ class _Loading:
         buffer.set(p.tensor, memoryview(data))
 
     def _finish(self, p: _Placed) -> None:
-        if self.params.check_tensors:
+        if self.params.check_tensors or p.want.checked:
             check_data(self.model.gguf, p.source)
         self.done += p.source.nbytes
         if not self.progress(min(1.0, self.done / self.total)):

@@ -150,12 +150,15 @@ def want_experts(
     e = hp.experts
     assert e is not None
     prefix, n_expert = f"blk.{il}.", e.n_expert
-    want.linear(il, "ffn_gate_inp", hp.n_embd, n_expert)
+    # a router that is not a number would send tokens anywhere, without a word
+    router = f"{prefix}ffn_gate_inp"
+    want.add(f"{router}.weight", hp.n_embd, n_expert, op=Op.MUL_MAT, layer=il, checked=True)
     if bias:
-        want.add(f"{prefix}ffn_gate_inp.bias", n_expert, op=Op.ADD, layer=il)
+        want.add(f"{router}.bias", n_expert, op=Op.ADD, layer=il, checked=True)
     if selection_bias is not None:
         name = f"{prefix}exp_probs_b.bias"
-        want.add(name, n_expert, op=Op.ADD, required=selection_bias, layer=il)
+        required = selection_bias
+        want.add(name, n_expert, op=Op.ADD, required=required, layer=il, checked=True)
     shapes = {"ffn_up_exps": (hp.n_embd, e.n_ff), "ffn_down_exps": (e.n_ff, hp.n_embd)}
     if gate:
         shapes["ffn_gate_exps"] = (hp.n_embd, e.n_ff)

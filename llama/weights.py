@@ -18,7 +18,8 @@ class Want:
 
     `op` is the operation that uses it: a buffer type must support it (llama.cpp's probe).
     `duplicate_of` names the tensor whose data is used if this one is missing (tied output),
-    `unless` one that replaces it: a file that has that tensor needs this one no more.
+    `unless` one that replaces it: a file that has that tensor needs this one no more. `checked`:
+    its values must be numbers, --check-tensors or not.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Want:
     layer: int = INPUT
     duplicate_of: str = ""
     unless: str = ""
+    checked: bool = False
 
 
 class Layer:
@@ -77,9 +79,10 @@ class WantList:
         required: bool = True,
         layer: int = INPUT,
         unless: str = "",
+        checked: bool = False,
     ) -> None:
         """One tensor."""
-        self.wants.append(Want(name, ne, op, required, layer, unless=unless))
+        self.wants.append(Want(name, ne, op, required, layer, unless=unless, checked=checked))
 
     def embeddings(self, n_embd: int, n_vocab: int) -> None:
         """token_embd, output_norm and the output, which may be tied to token_embd."""

@@ -422,21 +422,14 @@ def test_one_tensor_per_expert(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize(("variant", "rows"), [("qwen2moe", 12), ("qwen2moe", 1), ("dots1", 1)])
-def test_a_router_that_is_not_a_number(variant: str, rows: int, tmp_path: Path) -> None:
-    """Ids stay ids of experts. Softmax spreads NaN to all; a sigmoid's expert is sorted last.
-
-    --check-tensors says which tensor it is.
-    """
-    path = write_tiny(tmp_path / "m.gguf", variant)
+@pytest.mark.parametrize("name", ["ffn_gate_inp.weight", "exp_probs_b.bias"])
+def test_a_router_that_is_not_a_number(name: str, tmp_path: Path) -> None:
+    """Refused without --check-tensors too: it would choose experts at random."""
+    path = write_tiny(tmp_path / "m.gguf", "dots1")
     with open_gguf(path) as gguf:
-        tensor = gguf.tensors["blk.1.ffn_gate_inp.weight"]
-        start = tensor.offset
+        start = gguf.tensors[f"blk.1.{name}"].offset
     raw = bytearray(path.read_bytes())
-    raw[start : start + rows * 512] = np.full(rows * 128, np.nan, np.float32).tobytes()
+    raw[start : start + 4] = np.float32(np.nan).tobytes()
     path.write_bytes(raw)
-    with load(path, n_ctx=256, n_ubatch=8) as ours:
-        ids = prompt(ours.model.hparams.n_vocab, 9)
-        assert (np.isnan(ours.logits(ids, all=True)) == (variant == "qwen2moe")).all()
-    with pytest.raises(ModelError, match="blk.1.ffn_gate_inp.weight"):
-        load(path, check_tensors=True)
+    with pytest.raises(ModelError, match=f"'blk.1.{name}' holds invalid data.*download it again"):
+        load(path)
