@@ -35,21 +35,14 @@ if TYPE_CHECKING:
 FEW_ITEMS = 32  # less work than waking threads takes
 
 
-class HostBuffer(Buffer):
-    """Memory that every thread of the process can read and write."""
+class _MemoryBuffer(Buffer):
+    """What owns memory of the process."""
 
-    def __init__(self, buft: BufferType, memory: Bytes, owner: object = None) -> None:
+    def __init__(self, buft: BufferType, memory: Bytes) -> None:
         self.buft = buft
         self._memory: Bytes | None = memory
-        self._owner = owner
         self.base = memory.ctypes.data
         self.size = memory.nbytes
-
-    def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
-        at_address(_address(tensor) + offset, data.nbytes)[:] = as_bytes(data)
-
-    def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
-        as_bytes(out)[:] = at_address(_address(tensor) + offset, out.nbytes)
 
     def clear(self, value: int = 0) -> None:
         assert self._memory is not None
@@ -57,6 +50,23 @@ class HostBuffer(Buffer):
             self._memory.fill(value)
         else:
             zero(self._memory)
+
+    def free(self) -> None:
+        self._memory = None
+
+
+class HostBuffer(_MemoryBuffer):
+    """Memory that every thread of the process can read and write."""
+
+    def __init__(self, buft: BufferType, memory: Bytes, owner: object = None) -> None:
+        super().__init__(buft, memory)
+        self._owner = owner
+
+    def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
+        at_address(_address(tensor) + offset, data.nbytes)[:] = as_bytes(data)
+
+    def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
+        as_bytes(out)[:] = at_address(_address(tensor) + offset, out.nbytes)
 
     def copy(self, src: Tensor, dst: Tensor) -> bool:
         source = buffer_of(src)
@@ -66,7 +76,8 @@ class HostBuffer(Buffer):
         return True
 
     def free(self) -> None:
-        self._memory = self._owner = None
+        super().free()
+        self._owner = None
 
 
 def _address(tensor: Tensor) -> int:
@@ -151,16 +162,13 @@ def is_repacked(tensor: Tensor) -> bool:
     return buffer is not None and isinstance(buffer.buft, RepackBufferType)
 
 
-class RepackBuffer(Buffer):
+class RepackBuffer(_MemoryBuffer):
     """Memory of panels: written tensor by tensor, read only by product kernels."""
 
     buft: RepackBufferType
 
     def __init__(self, buft: RepackBufferType, memory: Bytes) -> None:
-        self.buft = buft
-        self._memory: Bytes | None = memory
-        self.base = memory.ctypes.data
-        self.size = memory.nbytes
+        super().__init__(buft, memory)
         self._kernels = set(ENTRY_POINTS)  # what the tensors here will need
         # while tensors are being written
         self._workers: _PoolWorkers | _SpreadWorkers | None = None
@@ -215,16 +223,9 @@ class RepackBuffer(Buffer):
     def get(self, tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         raise AssertionError(f"{tensor!r} is repacked: its rows cannot be read back")
 
-    def clear(self, value: int = 0) -> None:
-        assert self._memory is not None
-        if value:
-            self._memory.fill(value)
-        else:
-            zero(self._memory)
-
     def free(self) -> None:
         self._stop()
-        self._memory = None
+        super().free()
 
 
 class _PoolWorkers:

@@ -153,7 +153,8 @@ def at(b: Any, address: Any, offset: int) -> Any:
 def in_order(vectors: list[V]) -> list[V]:
     """The same vectors; what is emitted later stays behind them. No instruction.
 
-    In long bodies the compiler would compute one column after the other and spill all weights.
+    In long bodies the compiler would compute one column after the other and spill all weights;
+    and those of a single column must be read from front to back: the hardware follows nothing else.
     """
     if not HAS_AVX2:
         return vectors

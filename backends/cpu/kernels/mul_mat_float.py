@@ -43,19 +43,17 @@ from pyggml.backends.cpu.kernels.emit import (
     tile_store,
     tile_zero,
 )
-from pyggml.backends.cpu.kernels.quantize import row_address
-from pyggml.backends.cpu.kernels.route import n_positions, source_row
+from pyggml.backends.cpu.kernels.quantize import column_source, padded_columns, row_address
 from pyggml.backends.cpu.kernels.simd import (
     HAS_AVX2,
     HAS_AVX512,
     I32,
     I64,
     Vec,
-    f32x8,
+    f32x16,
     half_to_float,
     load,
     load_f16,
-    prefetch,
     store,
     zero,
 )
@@ -319,36 +317,23 @@ def pack_columns(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     which row each column takes (route.py)."""
     n_columns, planes, plane_bytes = param_int(node, 0), param_int(node, 1), param_int(node, 2)
     k, route = src_ne(node, 0, 0), src_data(node, 1)
-    blocks, group_bytes = (k + LANES - 1) // LANES, (k + LANES - 1) // LANES * BLOCK * FLOAT_GROUP
-    padded = (n_columns + FLOAT_GROUP - 1) // FLOAT_GROUP * FLOAT_GROUP
-    if route != 0:
-        padded = n_positions(route)
+    n_used, per_token = param_int(node, 3), param_int(node, 4)
+    blocks = (k + LANES - 1) // LANES
+    group_bytes = blocks * BLOCK * FLOAT_GROUP
+    padded = padded_columns(route, n_columns, FLOAT_GROUP)
     start = chunk_start(padded * planes, chunk, n_chunks)
     end = chunk_start(padded * planes, chunk + 1, n_chunks)
     for i in range(start, end):
-        z, c = i // padded, i % padded
-        row = z * n_columns + c if c < n_columns else -1
-        if route != 0:
-            row = source_row(route, i, param_int(node, 3), param_int(node, 4))
-        out = dst_data(node) + z * plane_bytes
+        x = column_source(node, route, i, end, n_columns, padded, n_used, per_token)
+        c = i % padded
+        out = dst_data(node) + i // padded * plane_bytes
         out += c // FLOAT_GROUP * group_bytes + c % FLOAT_GROUP * BLOCK
-        whole = 0
-        if row >= 0:
-            x = row_address(node, row)
-            ahead = x
-            if route != 0 and i + 1 < end:  # as in quantize.py
-                after = source_row(route, i + 1, param_int(node, 3), param_int(node, 4))
-                ahead = row_address(node, max(after, 0))
-            whole = k // LANES
-            for b in range(whole):
-                prefetch(ahead + BLOCK * b)
-                to = out + b * FLOAT_GROUP * BLOCK
-                store(to, load(f32x8, x + BLOCK * b))
-                store(to + 32, load(f32x8, x + BLOCK * b + 32))
+        whole = k // LANES if x != 0 else 0
+        for b in range(whole):
+            store(out + b * FLOAT_GROUP * BLOCK, load(f32x16, x + BLOCK * b))
         for b in range(whole, blocks):
-            store(out + b * FLOAT_GROUP * BLOCK, zero(f32x8))
-            store(out + b * FLOAT_GROUP * BLOCK + 32, zero(f32x8))
-        if row >= 0:
+            store(out + b * FLOAT_GROUP * BLOCK, zero(f32x16))
+        if x != 0:
             for j in range(LANES * whole, k):
                 o = out + whole * FLOAT_GROUP * BLOCK + 4 * (j % LANES)
                 store(o, load(float32, x + 4 * j))

@@ -120,6 +120,42 @@ def row_address(node: int, row: int) -> Any:
     return src_data(node, 0) + offset
 
 
+@inline
+def padded_columns(route: int, n_columns: int, group: int) -> Any:
+    """Columns of a plane and its padding to whole groups; of all experts if they are routed."""
+    if route != 0:
+        return n_positions(route)
+    return (n_columns + group - 1) // group * group
+
+
+@inline
+def column_source(
+    node: int,
+    route: int,
+    i: int,
+    end: int,
+    n_columns: int,
+    padded: int,
+    n_used: int,
+    per_token: int,
+) -> Any:
+    """Address of the row of source 0 that column i of all planes takes; 0: it is padding.
+
+    Asks for the row of the next column before `end` if they are routed: such rows are far from
+    each other, and the hardware does not foresee the next.
+    """
+    z, c = i // padded, i % padded
+    row = z * n_columns + c if c < n_columns else -1
+    if route != 0:
+        row = source_row(route, i, n_used, per_token)
+        if i + 1 < end:
+            after = source_row(route, i + 1, n_used, per_token)
+            ahead = row_address(node, max(after, 0))
+            for line in range(0, 4 * src_ne(node, 0, 0), 64):
+                prefetch(ahead + line)
+    return row_address(node, row) if row >= 0 else 0
+
+
 def column_quantizer(quantize_block: Any, values: int, nbytes: int) -> Any:
     """Inline (plane, column, x, n, group, blocks, zero point): n values at x, and zeros up to the
     padding of weights; x = 0: only zeros."""
@@ -149,25 +185,14 @@ def _rows_quantizer(quantize_column: Any) -> Any:
         blocks, plane_bytes = param_int(node, 3), param_int(node, 4)
         zero_point, route = param_int(node, 5), src_data(node, 1)
         n = src_ne(node, 0, 0)
-        padded = (n_columns + group - 1) // group * group
-        if route != 0:
-            padded = n_positions(route)
+        n_used, per_token = param_int(node, 6), param_int(node, 7)
+        padded = padded_columns(route, n_columns, group)
         start = chunk_start(padded * planes, chunk, n_chunks)
         end = chunk_start(padded * planes, chunk + 1, n_chunks)
         for i in range(start, end):
-            z, c = i // padded, i % padded
-            row = z * n_columns + c if c < n_columns else -1
-            if route != 0:
-                row = source_row(route, i, param_int(node, 6), param_int(node, 7))
-                if i + 1 < end:
-                    # routed rows are far from each other: the hardware does not foresee the next
-                    after = source_row(route, i + 1, param_int(node, 6), param_int(node, 7))
-                    ahead = row_address(node, max(after, 0))
-                    for line in range(0, 4 * n, 64):
-                        prefetch(ahead + line)
-            x = row_address(node, row) if row >= 0 else 0
-            plane = dst_data(node) + z * plane_bytes
-            quantize_column(plane, c, x, n, group, blocks, zero_point)
+            x = column_source(node, route, i, end, n_columns, padded, n_used, per_token)
+            plane = dst_data(node) + i // padded * plane_bytes
+            quantize_column(plane, i % padded, x, n, group, blocks, zero_point)
 
     return quantize_rows
 

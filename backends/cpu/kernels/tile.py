@@ -104,14 +104,6 @@ class Tile:
     def integer(self, address: Any, offset: int) -> V:
         return broadcast(self.b, Vec("i32", self.rows), I32, at(self.b, address, offset))
 
-    def in_order(self, sums: list[V]) -> list[V]:
-        """Let sums of all columns be finished before the next part of the weights is read.
-
-        So that the weights of a single column are read from front to back too: the hardware
-        follows nothing else.
-        """
-        return in_order(sums)
-
     def zero(self) -> V:
         vec = Vec("i32", self.rows)
         return V(self.b, vec, ir.Constant(vec.ir, None))
@@ -212,7 +204,7 @@ def scaled(tile: Tile, acc: list[V], dots: list[V], d: V, ys: Sequence[Any]) -> 
 
     The products of both d, though ready earlier, would halve the speed of prompts on Zen 5.
     """
-    dots = tile.in_order(dots)
+    dots = in_order(dots)
     return [
         (dot.to_float() * d).fma(tile.number(y, 0), a)
         for a, dot, y in zip(acc, dots, ys, strict=True)
@@ -327,7 +319,7 @@ def _k45(tile: Tile, acc: list[V], fifth: int | None, quants: int) -> list[V]:
             if fifth is not None:
                 q = q | ((tile.quants(fifth + 32 * c) >> sub & 1) << 4)
             dots.add(q, QUANTS + 32 * sub + 4 * c)
-        total = tile.in_order(added(total, dots.finish()))
+        total = in_order(added(total, dots.finish()))
     acc = scaled(tile, acc, total, tile.halfs(0), ys)
     minimums = [_byte_pairs(tile.words(at)) for at in (96, 128)]
     return scaled(tile, acc, times_sums(tile, minimums, SUMS32), -tile.halfs(16), ys)
@@ -377,7 +369,7 @@ def _sixteens(
                 dots = Dots(tile, tile.block(0), limit, scale(8 * half + 2 * group + part))
                 for c in range(4 * part, 4 * part + 4):
                     dots.add(quants(half, group, c), QUANTS + 128 * half + 32 * group + 4 * c)
-                total = tile.in_order(added(total, dots.finish()))
+                total = in_order(added(total, dots.finish()))
     return total
 
 
@@ -418,7 +410,7 @@ def iq4_xs(tile: Tile, acc: list[V]) -> list[V]:
             q = tile.quants(96 + 128 * sub + 32 * c)
             dots.add_listed(q & 15, IQ4_TABLE, QUANTS + 32 * sub + 4 * c)
             dots.add_listed(q >> 4, IQ4_TABLE, QUANTS + 32 * sub + 16 + 4 * c)
-        total = tile.in_order(added(total, dots.finish()))
+        total = in_order(added(total, dots.finish()))
     if HAS_VNNI:  # the table's entries were shifted by 128
         scales = [_signed_pairs(tile.words(32 + 32 * i)) for i in range(2)]
         total = _less(total, times_sums(tile, scales, SUMS32), 7)

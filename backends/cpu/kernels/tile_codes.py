@@ -12,7 +12,7 @@ from functools import partial
 from llvmlite import ir
 
 from pyggml.backends.cpu.kernels.codes import CODES, Codes, place
-from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.emit import V, in_order
 from pyggml.backends.cpu.kernels.simd import Vec, half_to_float
 from pyggml.backends.cpu.kernels.tile import (
     BODIES,
@@ -104,7 +104,7 @@ def _k(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, weights.limit, scales(sub))
         for v in range(scales.values * sub, scales.values * (sub + 1), 4):
             dots.add(weights(v // 32, v % 32 // 4), QUANTS + v)
-        total = tile.in_order(added(total, dots.finish()))
+        total = in_order(added(total, dots.finish()))
     zeros = [(a * codes.zero, b * codes.zero) for a, b in scales.pairs()]
     sums = times_sums(tile, zeros, SUMS16 if scales.values == 16 else SUMS32)
     total = [t - s for t, s in zip(total, sums, strict=True)]
