@@ -16,9 +16,8 @@ from pyggml.errors import UserError
 from pyggml.llama.context_params import CACHE_TYPES
 from pyggml.threads import POLL, Cpus, usable_cpus
 from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
-from pyggml.tools.bench_tasks import Task
+from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Task
 
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 NUMA = {"": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 MAX_CPUS = 512
 
@@ -79,7 +78,7 @@ class LlamaCppSide:
         params.n_ctx = task.n_ctx
         params.n_batch = task.n_batch
         params.n_ubatch = task.n_ubatch
-        params.flash_attn_type = FLASH_ATTN[task.flash_attn]
+        params.flash_attn_type = FLASH_ATTN_NUMBERS[task.flash_attn]
         params.type_k = CACHE_TYPES[task.type_k]
         params.type_v = CACHE_TYPES[task.type_v]
         params.swa_full = False

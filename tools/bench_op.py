@@ -26,11 +26,10 @@ from pyggml.graph import build_graph, next_uid
 from pyggml.tensor import Tensor, new_tensor
 from pyggml.threads import ThreadParams
 from pyggml.tools.bench_measure import Round, timed
-from pyggml.tools.bench_tasks import ZERO_ONE, one_of
+from pyggml.tools.bench_tasks import Parameter, chosen, layouts, one_of, two_numbers
 
-OPS = ("mul_mat", "mul_mat_id")
-TYPES = ("q4_0,q8_0,q4_K,q6_K,f16",)
-SHAPES = ("4096x4096x1,4096x4096x512",)
+TYPES = (GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.F16)
+SHAPES = ((4096, 4096, 1), (4096, 4096, 512))
 EXPERTS = "8,2"
 # flags that speak of models
 OF_MODELS = {
@@ -90,13 +89,14 @@ def op_tasks(values: Mapping[str, Any], threads: Sequence[ThreadParams]) -> list
         if values.get(name):
             raise ConfigError(f"--op measures one operation without a model: leave {flag} away")
     op = values["op"]
-    types = [t for text in values.get("op_types", TYPES) for t in _types(text)]
-    shapes = [s for text in values.get("op_shapes", SHAPES) for s in _shapes(text)]
-    texts = values.get("repack", ("0" if values.get("no_repack") else "1",))
-    repack = [r for text in texts for r in one_of(ZERO_ONE)("--repack", text)]
+    parse_type = one_of(_types(), any_case=True)
+    types = chosen(Parameter("op_types", "--types", parse_type, TYPES), values)
+    shapes: Sequence[tuple[int, int, int]] = chosen(
+        Parameter("op_shapes", "--shapes", _shapes, SHAPES), values
+    )
     experts = _experts(values.get("op_experts", EXPERTS)) if op == "mul_mat_id" else (1, 1)
     found = []
-    for type, shape, r, t in itertools.product(types, shapes, repack, threads):
+    for type, shape, r, t in itertools.product(types, shapes, layouts(values), threads):
         if shape[1] % type.block_size:
             raise ConfigError(
                 f"--shapes {'x'.join(map(str, shape))}: a row of {type.label} holds a multiple of "
@@ -114,16 +114,10 @@ def cpu_device() -> CpuDevice:
     raise UserError("--op: the CPU backend is not among the devices; --list-devices lists them")
 
 
-def _types(text: str) -> list[GGMLType]:
+def _types() -> dict[str, GGMLType]:
+    """Types of weights that can be multiplied, by name."""
     device = cpu_device()
-    known = {t.label.lower(): t for t in GGMLType if _can_multiply(device, t)}
-    found = []
-    for name in text.split(","):
-        if name.strip().lower() not in known:
-            labels = ", ".join(t.label for t in known.values())
-            raise ConfigError(f"--types {name.strip()}: one of {labels}")
-        found.append(known[name.strip().lower()])
-    return found
+    return {t.label: t for t in GGMLType if _can_multiply(device, t)}
 
 
 def _can_multiply(device: CpuDevice, type: GGMLType) -> bool:
@@ -131,13 +125,13 @@ def _can_multiply(device: CpuDevice, type: GGMLType) -> bool:
     return device.supports_op(build.mul_mat(weights, new_tensor(build.F32, type.block_size, 1)))
 
 
-def _shapes(text: str) -> list[tuple[int, int, int]]:
+def _shapes(flag: str, text: str) -> list[tuple[int, int, int]]:
     found = []
     for shape in text.split(","):
         match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape.strip())
         if match is None or "0" in match.groups():
             raise ConfigError(
-                f"--shapes {shape.strip()}: it must be MxKxN, as in 4096x4096x1: "
+                f"{flag} {shape.strip()}: it must be MxKxN, as in 4096x4096x1: "
                 "rows of weights, values per row, columns of activations"
             )
         found.append((int(match[1]), int(match[2]), int(match[3])))
@@ -145,10 +139,10 @@ def _shapes(text: str) -> list[tuple[int, int, int]]:
 
 
 def _experts(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+),(\d+)", text.replace(" ", ""))
-    if match is None or not 1 <= int(match[2]) <= int(match[1]):
+    found = two_numbers(text)
+    if found is None or not 1 <= found[1] <= found[0]:
         raise ConfigError(f"--experts {text}: all experts and those of a column, as in {EXPERTS}")
-    return int(match[1]), int(match[2])
+    return found
 
 
 # ---------------------------------------------------------------- the operation
@@ -199,8 +193,7 @@ class Operation:
         rest = [t for t in (*self._graph.leafs, *self._graph.nodes) if t not in known]
         self._memory = [alloc_tensors(weights, buft), alloc_tensors(rest, device.buffer_type())]
         self._fill(weights)
-        self._backend.set_threads(task.threads)
-        self._backend.prepare(self._graph)
+        self.use_threads(task.threads)
 
     def _product(self, weights: Tensor) -> Tensor:
         task = self.task

@@ -13,9 +13,9 @@ from typing import Any
 from pyggml.errors import UserError
 from pyggml.llama.context_params import CACHE_TYPES
 from pyggml.threads import POLL
-from pyggml.tools.bench_llama_cpp import FLASH_ATTN, NUMA, LlamaCppSide
+from pyggml.tools.bench_llama_cpp import NUMA, LlamaCppSide
 from pyggml.tools.bench_measure import Side, Vocabulary, Work
-from pyggml.tools.bench_tasks import Task
+from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Task
 
 PACKAGES = {"llama_cpp": "llama-cpp-python", "xllamacpp": "xllamacpp"}
 
@@ -153,7 +153,9 @@ class ServerSide:
         params.numa = self._lib.ggml_numa_strategy(NUMA[task.numa])
         params.cache_type_k = self._lib.ggml_type(int(CACHE_TYPES[task.type_k]))
         params.cache_type_v = self._lib.ggml_type(int(CACHE_TYPES[task.type_v]))
-        params.flash_attn_type = self._lib.llama_flash_attn_type(FLASH_ATTN[task.flash_attn])
+        params.flash_attn_type = self._lib.llama_flash_attn_type(
+            FLASH_ATTN_NUMBERS[task.flash_attn]
+        )
         params.no_extra_bufts = not task.repack
         params.fit_params = False
         params.n_gpu_layers, params.verbosity = 0, 0

@@ -15,10 +15,8 @@ from pyggml.tools.bench_measure import (
     summaries,
 )
 from pyggml.tools.bench_output import Column, Field, Layout, Samples
-from pyggml.tools.bench_tasks import Grid, Task, varied
+from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Grid, Task, varied
 from pyggml.version import __version__
-
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ FIELDS: Sequence[Field[Result]] = (
     Field("split_mode", str, lambda r: "layer"),
     Field("main_gpu", int, lambda r: 0),
     Field("no_kv_offload", bool, lambda r: False),
-    Field("flash_attn", int, lambda r: FLASH_ATTN[r.task.flash_attn]),
+    Field("flash_attn", int, lambda r: FLASH_ATTN_NUMBERS[r.task.flash_attn]),
     Field("devices", str, lambda r: "auto"),
     Field("tensor_split", str, lambda r: "0.00"),
     Field("tensor_buft_overrides", str, lambda r: "none"),
@@ -186,7 +184,7 @@ VARIED = {
     "n_ubatch": _varied("n_ubatch", "n_ubatch", 8),
     "type_k": _varied("type_k", "type_k", 6),
     "type_v": _varied("type_v", "type_v", 6),
-    "flash_attn": Column("fa", lambda r: str(FLASH_ATTN[r.task.flash_attn]), 3),
+    "flash_attn": Column("fa", lambda r: str(FLASH_ATTN_NUMBERS[r.task.flash_attn]), 3),
     "load_mode": _varied("load_mode", "lm", 10),
     "repack": _varied("repack", "rpk", 3),
     "cpu_mask": _varied("cpu_mask", "cpu_mask", 10),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,15 +146,17 @@ def ranges(flag: str, text: str) -> list[str]:
     return found
 
 
-def one_of(choices: Mapping[str, Any]) -> Parse:
-    """Names, and what each stands for."""
+def one_of(choices: Mapping[str, Any], *, any_case: bool = False) -> Parse:
+    """Names, and what each stands for; `any_case`: capitals or not."""
+    known = {name.lower(): value for name, value in choices.items()} if any_case else choices
 
     def parse(flag: str, text: str) -> list[Any]:
         found = []
-        for name in text.split(","):
-            if name.strip() not in choices:
-                raise ConfigError(f"{flag} {name.strip()}: one of {', '.join(choices)}")
-            found.append(choices[name.strip()])
+        for given in map(str.strip, text.split(",")):
+            name = given.lower() if any_case else given
+            if name not in known:
+                raise ConfigError(f"{flag} {given}: one of {', '.join(choices)}")
+            found.append(known[name])
         return found
 
     return parse
@@ -176,17 +177,21 @@ def files(flag: str, text: str) -> list[str]:
 
 def pair(flag: str, text: str) -> list[tuple[int, int]]:
     """One prompt and generation: "512,128"."""
-    match = re.fullmatch(r"(\d+),(\d+)", text.replace(" ", ""))
-    if match is None:
+    found = two_numbers(text)
+    if found is None:
         raise ConfigError(f"{flag} {text}: it takes two numbers, as in {flag} 512,128")
-    return [(int(match[1]), int(match[2]))]
+    return [found]
+
+
+def two_numbers(text: str) -> tuple[int, int] | None:
+    """Those of "512,128"; None: it is something else."""
+    match = re.fullmatch(r"(\d+),(\d+)", text.replace(" ", ""))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def n_cores() -> int:
     """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_cpus())
 
 
 # ---------------------------------------------------------------- the parameters
@@ -201,7 +206,12 @@ class Parameter:
 
 
 ZERO_ONE = {"0": False, "1": True}
-FLASH_ATTN_NAMES = {**{name: name for name in FLASH_ATTN}, "1": "on", "0": "off", "-1": "auto"}
+# llama.cpp's numbers
+FLASH_ATTN_NUMBERS = {"on": 1, "off": 0, "auto": -1}
+FLASH_ATTN_NAMES = {
+    **{name: name for name in FLASH_ATTN},
+    **{str(number): name for name, number in FLASH_ATTN_NUMBERS.items()},
+}
 
 # a field of CpuParams each
 CPU = (
@@ -211,18 +221,21 @@ CPU = (
     Parameter("poll", "--poll", between(0, 100), (POLL,)),
 )
 CPU_FIELDS = tuple(parameter.field for parameter in CPU)
+LOAD_MODE = Parameter("load_mode", "-lm", _names(LOAD_MODES), ("auto",))
+REPACK = Parameter("repack", "--repack", one_of(ZERO_ONE), (True,))
+THREADS = Parameter("n_threads", "-t", at_least(1))
 
 # from the outermost loop to the innermost
 OUTER = (
     Parameter("model", "-m", files),
-    Parameter("load_mode", "-lm", _names(LOAD_MODES), ("auto",)),
-    Parameter("repack", "--repack", one_of(ZERO_ONE), (True,)),
+    LOAD_MODE,
+    REPACK,
     Parameter("n_batch", "-b", at_least(1), (2048,)),
     Parameter("n_ubatch", "-ub", at_least(1), (512,)),
     Parameter("type_k", "-ctk", _names(tuple(CACHE_TYPES)), ("f16",)),
     Parameter("type_v", "-ctv", _names(tuple(CACHE_TYPES)), ("f16",)),
     Parameter("flash_attn", "-fa", one_of(FLASH_ATTN_NAMES), ("auto",)),
-    Parameter("n_threads", "-t", at_least(1)),
+    THREADS,
     *CPU[:3],
     Parameter("n_depth", "-d", at_least(0), (0,)),
     CPU[3],
@@ -239,23 +252,36 @@ def parse_grid(values: Mapping[str, Any]) -> Grid:
     """The lists of all parameters, defaults where nothing was given."""
     if not values.get("model"):
         raise UserError("--model is required: pyllama-bench -m MODEL.gguf")
-    grid = {p.field: _given(p, values) or p.default for p in (*OUTER, *TESTS)}
-    grid["n_threads"] = grid["n_threads"] or (n_cores(),)
+    grid = {p.field: chosen(p, values) for p in (*OUTER, *TESTS)}
+    grid["n_threads"] = _n_threads(values)
     grid["numa"] = (values.get("numa", ""),)
-    older = _given(MMAP, values)
-    if older:
-        grid["load_mode"] = _given(OUTER[1], values) + older
+    grid["load_mode"] = _given(LOAD_MODE, values) + _given(MMAP, values) or LOAD_MODE.default
+    grid["repack"] = layouts(values)
     return grid
+
+
+def layouts(values: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Whether weights are repacked: --repack, and pyllama-cli's --no-repack."""
+    refused = (False,) if values.get("no_repack") else ()
+    return _given(REPACK, values) + refused or REPACK.default
 
 
 def thread_params(values: Mapping[str, Any]) -> list[ThreadParams]:
     """The product of -t and the flags of CPUs, without a model."""
-    n_threads = _given(Parameter("n_threads", "-t", at_least(1)), values) or (n_cores(),)
-    lists = [_given(p, values) or p.default for p in CPU]
+    lists = [chosen(p, values) for p in CPU]
     return [
         CpuParams(**dict(zip(CPU_FIELDS, cpu, strict=True))).generation(n)
-        for n, *cpu in itertools.product(n_threads, *lists)
+        for n, *cpu in itertools.product(_n_threads(values), *lists)
     ]
+
+
+def _n_threads(values: Mapping[str, Any]) -> tuple[int, ...]:
+    return chosen(THREADS, values) or (n_cores(),)
+
+
+def chosen(parameter: Parameter, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A parameter's list, or its default."""
+    return _given(parameter, values) or parameter.default
 
 
 def _given(parameter: Parameter, values: Mapping[str, Any]) -> tuple[Any, ...]:

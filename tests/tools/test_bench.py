@@ -140,6 +140,17 @@ def test_older_spellings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("args", "expected"),
+    [((), (True,)), (("-nr",), (False,)), (("--repack", "1", "--no-repack"), (True, False))],
+)
+def test_weights_stay_as_they_are_on_demand(
+    tmp_path: Path, args: tuple[str, ...], expected: tuple[bool, ...]
+) -> None:
+    (tmp_path / "m").touch()
+    assert grid_of(tmp_path / "m", *args)["repack"] == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
     [
         (("--vs-llama-cpp",), "auto"),
         (("--vs-llama-cpp", "-r", "3"), "auto"),
