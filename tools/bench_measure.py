@@ -125,8 +125,7 @@ class Summary:
 
     @property
     def deviation(self) -> float:
-        """Of the sample (n - 1); 0 of a single one."""
-        return statistics.stdev(self.rates) if len(self.samples_ns) > 1 else 0.0
+        return deviation(self.rates)
 
     @property
     def median(self) -> float:
@@ -138,7 +137,12 @@ class Summary:
 
     @property
     def deviation_ns(self) -> int:
-        return int(statistics.stdev(self.samples_ns)) if len(self.samples_ns) > 1 else 0
+        return int(deviation(self.samples_ns))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Of the sample (n - 1); 0 of a single one."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def summaries(rounds: Sequence[Round], n_tokens: int) -> list[Summary]:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from pyggml.threads import POLL, ThreadParams, listed
-from pyggml.tools.bench_measure import MAX_FOREIGN, foreign_text, n_disturbed
+from pyggml.tools.bench_measure import MAX_FOREIGN, deviation, foreign_text, n_disturbed
 from pyggml.tools.bench_op import CACHE_SHARE, DECODE_COLUMNS, OpResult
-from pyggml.tools.bench_output import Column, Field, Layout, Samples
+from pyggml.tools.bench_output import BUILD, Column, Field, Layout, Samples
 from pyggml.version import __version__
 
 LEGEND = (
@@ -26,17 +26,9 @@ def layout() -> Layout[OpResult]:
     return Layout("pyllama_op", FIELDS, COLUMNS, SAMPLES, lambda: f"{LEGEND}\n{BUILD}")
 
 
-BUILD = f"build: {__version__} (0)"
-
-
 def median_us(result: OpResult) -> float:
     """Microseconds of one operation."""
     return statistics.median(result.samples_us)
-
-
-def deviation_us(result: OpResult) -> float:
-    """Of the sample; 0 of a single one."""
-    return statistics.stdev(result.samples_us) if len(result.samples_us) > 1 else 0.0
 
 
 def bandwidth(result: OpResult) -> float:
@@ -58,7 +50,7 @@ def shares(result: OpResult) -> tuple[float, float, float]:
 
 def _time(result: OpResult) -> str:
     best = min(result.samples_us)
-    return f"{median_us(result):.1f} ± {deviation_us(result):.1f} ({best:.1f})"
+    return f"{median_us(result):.1f} ± {deviation(result.samples_us):.1f} ({best:.1f})"
 
 
 def threads_text(threads: ThreadParams) -> str:
@@ -88,7 +80,7 @@ FIELDS: Sequence[Field[OpResult]] = (
     Field("n_threads", int, lambda r: r.task.threads.n_threads),
     Field("threads", str, lambda r: threads_text(r.task.threads)),
     Field("median_us", float, median_us),
-    Field("stddev_us", float, deviation_us),
+    Field("stddev_us", float, lambda r: deviation(r.samples_us)),
     Field("best_us", float, lambda r: min(r.samples_us)),
     Field("gb_s", float, bandwidth),
     Field("gflop_s", float, speed),

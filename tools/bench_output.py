@@ -8,6 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pyggml.version import __version__
+
+BUILD = f"build: {__version__} (0)"  # the last line below a table
+
 R = TypeVar("R")  # a result
 Value = str | int | float | bool
 

@@ -14,7 +14,7 @@ from pyggml.tools.bench_measure import (
     n_disturbed,
     summaries,
 )
-from pyggml.tools.bench_output import Column, Field, Layout, Samples
+from pyggml.tools.bench_output import BUILD, Column, Field, Layout, Samples
 from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Grid, Task, varied
 from pyggml.version import __version__
 
@@ -85,8 +85,7 @@ def layout(
 
 def footer(reference: Side | None) -> str:
     """What was measured; only a run tells the version of some references."""
-    build = f"build: {__version__} (0)"
-    return f"{LEGEND}\n{build}, llama.cpp: {reference.version}" if reference else build
+    return f"{LEGEND}\n{BUILD}, llama.cpp: {reference.version}" if reference else BUILD
 
 
 # ---------------------------------------------------------------- fields

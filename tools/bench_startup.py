@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyggml.errors import UserError
 from pyggml.tools.bench_measure import Round, foreign_text, quiet_round, timed
-from pyggml.tools.bench_output import Column, Field, Layout, Samples
+from pyggml.tools.bench_output import BUILD, Column, Field, Layout, Samples
 from pyggml.version import __version__
 
 PROMPT = "hi"
@@ -113,7 +113,7 @@ def layout(*, compare: bool) -> Layout[Startup]:
         fields += COMPARED_FIELDS
         columns += COMPARED_COLUMNS
         footer.append(f"llama.cpp: {OTHER}")
-    footer.append(f"build: {__version__} (0)")
+    footer.append(BUILD)
     return Layout("pyllama_startup", fields, columns, samples, lambda: "\n".join(footer))
 
 
