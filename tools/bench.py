@@ -29,17 +29,12 @@ from pyggml.tools.bench_output import Layout, make_format
 from pyggml.tools.bench_pyggml import PyggmlSide
 from pyggml.tools.bench_references import make_reference
 from pyggml.tools.bench_report import Machine, ModelInfo, Result, layout
-from pyggml.tools.bench_tasks import (
-    CPU,
-    Task,
-    parse_grid,
-    tasks,
-    thread_params,
-)
+from pyggml.tools.bench_tasks import CPU, Task, parse_grid, tasks, thread_params
 from pyggml.tools.cli import list_devices
 from pyggml.tools.ui import Screen, compiling_shown
 
 R = TypeVar("R")
+Outputs = Sequence[tuple[str, IO[str]]]  # names of formats, and where they write
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +85,31 @@ def run(values: Mapping[str, Any]) -> None:
         list_devices()
         return
     options = Options.of(values)
-    formats = _outputs(values)
+    outputs = _outputs(values)
     screen = Screen()
     set_priority(int(values.get("prio", "0")))
     with compiling_shown(screen):
         if values.get("op"):
-            _run_op(values, options, formats)
+            _run_op(values, options, outputs)
         elif values.get("startup"):
-            _run_startup(values, options, formats)
+            _run_startup(values, options, outputs)
         else:
-            _run_models(values, options, formats, screen)
+            _run_models(values, options, outputs, screen)
 
 
-def _run_startup(
-    values: Mapping[str, Any], options: Options, formats: Sequence[tuple[str, IO[str]]]
-) -> None:
+def _run_startup(values: Mapping[str, Any], options: Options, outputs: Outputs) -> None:
     """What --startup asks for."""
     grid = parse_grid(values)
-    for flag in [p.flag for p in CPU if p.field in values]:
-        raise ConfigError(f"--startup starts commands with -m and -t alone: leave {flag} away")
+    given = [parameter.flag for parameter in CPU if parameter.field in values]
+    if given:
+        raise ConfigError(f"--startup starts commands with -m and -t alone: leave {given[0]} away")
     compare = bool(options.reference)
     places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
-    emit(bench_startup.layout(compare=compare), _startups(places, options), formats)
+    emit(bench_startup.layout(compare=compare), _startups(places, options), outputs)
 
 
 def _run_models(
-    values: Mapping[str, Any],
-    options: Options,
-    formats: Sequence[tuple[str, IO[str]]],
-    screen: Screen,
+    values: Mapping[str, Any], options: Options, outputs: Outputs, screen: Screen
 ) -> None:
     """Prompts and generation, on one side or on two."""
     grid = parse_grid(values)
@@ -130,12 +121,10 @@ def _run_models(
             stack.callback(side.close)
         reference = sides[1] if options.reference else None
         look = layout(grid, reference, has_memory=options.memory)
-        emit(look, results(tasks(grid), sides, options, screen.say), formats)
+        emit(look, results(tasks(grid), sides, options, screen.say), outputs)
 
 
-def _run_op(
-    values: Mapping[str, Any], options: Options, formats: Sequence[tuple[str, IO[str]]]
-) -> None:
+def _run_op(values: Mapping[str, Any], options: Options, outputs: Outputs) -> None:
     """What --op asks for."""
     # here, not above: these modules know the CPU backend
     from pyggml.tools import bench_op, bench_op_report
@@ -143,7 +132,7 @@ def _run_op(
     bench_op.cpu_device().use_numa(values.get("numa", ""))
     todo = bench_op.op_tasks(values, thread_params(values))
     found = bench_op.op_results(todo, options.repetitions, warm_up=options.warm_up)
-    emit(bench_op_report.layout(), found, formats)
+    emit(bench_op_report.layout(), found, outputs)
 
 
 def set_priority(level: int) -> None:
@@ -236,12 +225,12 @@ def _startups(
 
 
 # ---------------------------------------------------------------- output
-def _outputs(values: Mapping[str, Any]) -> list[tuple[str, IO[str]]]:
+def _outputs(values: Mapping[str, Any]) -> Outputs:
     chosen = ((values.get("output", "md"), sys.stdout), (values.get("output_err"), sys.stderr))
     return [(name, stream) for name, stream in chosen if name and name != "none"]
 
 
-def emit(look: Layout[R], found: Iterable[R], outputs: Sequence[tuple[str, IO[str]]]) -> None:
+def emit(look: Layout[R], found: Iterable[R], outputs: Outputs) -> None:
     """Write each result as soon as it is there."""
     writers = [(make_format(name, look), stream) for name, stream in outputs]
     for writer, stream in writers:
