@@ -1,8 +1,10 @@
 """The flags of pyllama-bench: as llama-bench spells them, each test parameter a list of values."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pyggml.tools.flag import BENCH, Flag
+from pyggml.tools.flags_threads import NUMA
 
 ONLY = (BENCH,)
 FORMATS = ("csv", "json", "jsonl", "md", "sql")
@@ -79,14 +81,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "0",
             tools=ONLY,
         ),
-        Flag(
-            "--numa",
-            "numa",
-            ("distribute", "isolate", "numactl"),
-            "on machines with several memory nodes: use all in turn, only the one pyggml runs on,"
-            " or those that numactl chose",
-            tools=ONLY,
-        ),
+        replace(NUMA, target="numa", env="", tools=ONLY),
     ),
     "One operation instead of a model, beside what the machine can do at most": (
         Flag(

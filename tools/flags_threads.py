@@ -52,15 +52,12 @@ def _flags(batch: bool) -> Iterator[Flag]:
     )
 
 
-THREADS: Sequence[Flag] = (
-    *_flags(batch=False),
-    *_flags(batch=True),
-    Flag(
-        "--numa",
-        "model.numa",
-        ("distribute", "isolate", "numactl"),
-        "on machines with several memory nodes: use all in turn, only the one pyggml runs on,"
-        " or those that numactl chose",
-        env="NUMA",
-    ),
+NUMA = Flag(
+    "--numa",
+    "model.numa",
+    ("distribute", "isolate", "numactl"),
+    "on machines with several memory nodes: use all in turn, only the one pyggml runs on,"
+    " or those that numactl chose",
+    env="NUMA",
 )
+THREADS: Sequence[Flag] = (*_flags(batch=False), *_flags(batch=True), NUMA)
