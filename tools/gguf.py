@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,11 +198,10 @@ def write(files: Sequence[NewFile], source: Gguf | None = None, *, force: bool) 
     None may replace the `source`. A signal that ends the process leaves no temporary files.
     """
     from pyggml.gguf_writer import write_files
+    from pyggml.tools.ui import Screen
 
     parts = [part.path for part in source.parts] if source else []
-    on_terminal = sys.stderr.isatty()
-    shown = -1
-
+    screen = Screen()
     ending: BaseException | None = None
 
     def end(number: int, _: object) -> None:
@@ -212,12 +210,9 @@ def write(files: Sequence[NewFile], source: Gguf | None = None, *, force: bool) 
         raise ending
 
     def progress(done: int, total: int) -> None:
-        nonlocal shown
         if ending is not None:  # was raised where Python drops it: in a finalizer or an import
             raise ending
-        if on_terminal and done * 100 // total > shown:
-            shown = done * 100 // total
-            print(f"\rwriting {shown:3d} %", end="", file=sys.stderr, flush=True)
+        screen.progress("writing", done / max(1, total))
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number, handler in before.items():
@@ -228,8 +223,7 @@ def write(files: Sequence[NewFile], source: Gguf | None = None, *, force: bool) 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if shown >= 0:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        screen.clear_progress()
     report(files)
 
 
