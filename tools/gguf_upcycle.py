@@ -31,9 +31,9 @@ from pyggml.gguf_writer import (
     copy_of,
     number,
     pieces,
-    stored_pairs,
     string,
 )
+from pyggml.tools.gguf_split import model_pairs
 
 MAX_EXPERTS = 512  # llama.cpp's limit
 FEED_FORWARD = ("gate", "up", "down")
@@ -136,8 +136,7 @@ def _pairs(gguf: Gguf, arch: str, family: Family, recipe: Recipe) -> dict[str, S
     """The dense model's keys under the new architecture's name, and those of experts."""
     pairs = {
         re.sub(rf"^{arch}\.", f"{family.arch}.", key): pair
-        for key, pair in stored_pairs(gguf.metadata).items()
-        if not key.startswith("split.")
+        for key, pair in model_pairs(gguf).items()
     }
     width = gguf.tensors["blk.0.ffn_up.weight"].ne[1]
     u32 = partial(number, ValueType.UINT32)
