@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +14,16 @@ import numpy as np
 from pyggml.errors import UserError
 from pyggml.llama.context_params import CACHE_TYPES
 from pyggml.threads import POLL, Cpus, usable_cpus
-from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
+from pyggml.tools.bench_measure import DecodingSide, IntArray, Vocabulary, Work
 from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Task
 
 NUMA = {"": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 MAX_CPUS = 512
 
+StateBytes = ctypes.Array[ctypes.c_uint8]
 
-class LlamaCppSide:
+
+class LlamaCppSide(DecodingSide[StateBytes]):
     """Does what llama-bench does, on the CPU alone."""
 
     name = "llama.cpp"
@@ -39,7 +40,6 @@ class LlamaCppSide:
         self._model: Any = None
         self._context: Any = None
         self._pool: _ThreadPool | None = None
-        self._at_depth: ctypes.Array[ctypes.c_uint8] | None = None
         self._cpus: Cpus | None = None  # of the calling thread while it works
         self._usable = usable_cpus()
 
@@ -91,34 +91,18 @@ class LlamaCppSide:
         bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
         return Vocabulary(lib.llama_vocab_n_tokens(vocab), bos)
 
-    def warm_up(self, work: Work) -> None:
-        self._clear()
-        with _running_on(self._cpus):
-            self._decode_batches(work.prompt)
-            self._generate(work.gen[:1])
-        self._clear()
+    def _placed(self) -> AbstractContextManager[None]:
+        return _running_on(self._cpus)
 
-    def prepare(self, work: Work) -> None:
-        self._clear()
-        if not work.depth:
-            return
-        lib = self._lib
-        if self._at_depth is None:
-            with _running_on(self._cpus):
-                self._decode_batches(work.depth)
-            size = lib.llama_state_seq_get_size(self._context, 0)
-            self._at_depth = (ctypes.c_uint8 * size)()
-            lib.llama_state_seq_get_data(self._context, self._at_depth, size, 0)
-        else:
-            n = lib.llama_state_seq_set_data(self._context, self._at_depth, len(self._at_depth), 0)
-            assert n > 0, "llama.cpp refuses its own state"
+    def _state(self) -> StateBytes:
+        size = self._lib.llama_state_seq_get_size(self._context, 0)
+        state: StateBytes = (ctypes.c_uint8 * size)()
+        self._lib.llama_state_seq_get_data(self._context, state, size, 0)
+        return state
 
-    def run(self, work: Work) -> int:
-        with _running_on(self._cpus):
-            start = time.perf_counter_ns()
-            self._decode_batches(work.prompt)
-            self._generate(work.gen)
-            return time.perf_counter_ns() - start
+    def _restore(self, state: StateBytes, work: Work) -> None:
+        n = self._lib.llama_state_seq_set_data(self._context, state, len(state), 0)
+        assert n > 0, "llama.cpp refuses its own state"
 
     def _clear(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from pyggml.errors import UserError
 from pyggml.tools.bench_tasks import Task
 
 IntArray = npt.NDArray[np.int32]
+State = TypeVar("State")
 
 MAX_FOREIGN = 0.05  # cores that other programs may use in a round
 # /proc/stat counts clock ticks: one more or less says nothing
@@ -69,6 +72,61 @@ class Side(Protocol):
         """Do the work; nanoseconds."""
 
     def close(self) -> None: ...
+
+
+class DecodingSide(ABC, Generic[State]):
+    """A side that decodes in this process: what is done in what order, and what of it is timed."""
+
+    _at_depth: State | None = None  # what the memory holds at the task's depth
+
+    def warm_up(self, work: Work) -> None:
+        self._clear()
+        with self._placed():
+            self._decode_batches(work.prompt)
+            self._generate(work.gen[:1])
+        self._clear()
+
+    def prepare(self, work: Work) -> None:
+        self._clear()
+        if not work.depth:
+            return
+        if self._at_depth is None:
+            with self._placed():
+                self._decode_batches(work.depth)
+            self._at_depth = self._state()
+        else:
+            self._restore(self._at_depth, work)
+
+    def run(self, work: Work) -> int:
+        with self._placed():
+            start = time.perf_counter_ns()
+            self._decode_batches(work.prompt)
+            self._generate(work.gen)
+            return time.perf_counter_ns() - start
+
+    def _placed(self) -> AbstractContextManager[None]:
+        """Inside, the calling thread is where the task wants it."""
+        return nullcontext()
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Empty the memory."""
+
+    @abstractmethod
+    def _decode_batches(self, batches: tuple[IntArray, ...]) -> None:
+        """Prompts."""
+
+    @abstractmethod
+    def _generate(self, tokens: tuple[int, ...]) -> None:
+        """One token after the other."""
+
+    @abstractmethod
+    def _state(self) -> State:
+        """What the memory holds."""
+
+    @abstractmethod
+    def _restore(self, state: State, work: Work) -> None:
+        """Let the memory hold that again, which is the depth of `work`."""
 
 
 def random_work(task: Task, vocabulary: Vocabulary, seed: int) -> Work:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from pyggml.backend import tensor_get, tensor_set
 from pyggml.llama.batch import Batch
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
 from pyggml.llama.loader import Model, ModelParams, load_model
 from pyggml.tensor import Tensor
-from pyggml.tools.bench_measure import IntArray, Vocabulary, Work
+from pyggml.tools.bench_measure import DecodingSide, IntArray, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 from pyggml.version import __version__
 
@@ -38,7 +36,7 @@ class MemoryState:
             tensor_set(tensor, memoryview(data))
 
 
-class PyggmlSide:
+class PyggmlSide(DecodingSide[MemoryState]):
     """Decodes as a session does: logits of the last token of each batch."""
 
     name = "pyggml"
@@ -48,7 +46,6 @@ class PyggmlSide:
         self._key: tuple[object, ...] = ()
         self._model: Model | None = None
         self._context: Context | None = None
-        self._at_depth: MemoryState | None = None
         self._n_past = 0
 
     @property
@@ -74,28 +71,12 @@ class PyggmlSide:
         vocab = self.model.vocab
         return Vocabulary(self.model.hparams.n_vocab, vocab.special.bos if vocab.add_bos else None)
 
-    def warm_up(self, work: Work) -> None:
-        self._clear()
-        self._decode_batches(work.prompt)
-        self._generate(work.gen[:1])
-        self._clear()
+    def _state(self) -> MemoryState:
+        return MemoryState(self.context)
 
-    def prepare(self, work: Work) -> None:
-        self._clear()
-        if not work.depth:
-            return
-        if self._at_depth is None:
-            self._decode_batches(work.depth)
-            self._at_depth = MemoryState(self.context)
-        else:
-            self._at_depth.restore(self.context)
-            self._n_past = sum(map(len, work.depth))
-
-    def run(self, work: Work) -> int:
-        start = time.perf_counter_ns()
-        self._decode_batches(work.prompt)
-        self._generate(work.gen)
-        return time.perf_counter_ns() - start
+    def _restore(self, state: MemoryState, work: Work) -> None:
+        state.restore(self.context)
+        self._n_past = sum(map(len, work.depth))
 
     def close(self) -> None:
         self._close_context()
