@@ -203,6 +203,18 @@ def want_shared(want: WantList, il: int, hp: HParams, *, gated: bool = False) ->
         want.add(f"blk.{il}.ffn_gate_inp_shexp.weight", hp.n_embd, op=Op.MUL_MAT, layer=il)
 
 
+def want_ffn_or_moe(
+    want: WantList, il: int, hp: HParams, *, selection_bias: bool | None = None
+) -> None:
+    """An ordinary feed-forward in the first n_dense layers, router and experts in the others."""
+    assert hp.experts is not None
+    if il < hp.experts.n_dense:
+        want.ffn(il, hp.n_embd, hp.n_ff[il])
+        return
+    want_experts(want, il, hp, selection_bias=selection_bias)
+    want_shared(want, il, hp)
+
+
 # ---------------------------------------------------------------- graph
 class Activation(Enum):
     """Between up and down; the value is the form that gates, None if there is none."""

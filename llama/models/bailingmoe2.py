@@ -11,8 +11,7 @@ from pyggml.llama.moe import (
     leading_dense,
     routing,
     shared_width,
-    want_experts,
-    want_shared,
+    want_ffn_or_moe,
 )
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
@@ -28,7 +27,6 @@ def hparams(kv: Metadata) -> HParams:
 
 
 def weights(hp: HParams) -> WantList:
-    assert hp.experts is not None
     want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
     want.ignore_nextn(hp)
@@ -38,11 +36,7 @@ def weights(hp: HParams) -> WantList:
         want.norm(il, "attn_q_norm", hp.n_embd_head_k)
         want.norm(il, "attn_k_norm", hp.n_embd_head_k)
         want.norm(il, "ffn_norm", hp.n_embd)
-        if il < hp.experts.n_dense:
-            want.ffn(il, hp.n_embd, hp.n_ff[il])
-            continue
-        want_experts(want, il, hp, selection_bias=False)
-        want_shared(want, il, hp)
+        want_ffn_or_moe(want, il, hp, selection_bias=False)
     return want
 
 

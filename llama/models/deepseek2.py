@@ -17,8 +17,7 @@ from pyggml.llama.moe import (
     leading_dense,
     routing,
     shared_width,
-    want_experts,
-    want_shared,
+    want_ffn_or_moe,
 )
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
@@ -58,19 +57,13 @@ def _experts(kv: Metadata, hp: HParams) -> Experts:
 
 
 def weights(hp: HParams) -> WantList:
-    want, e = WantList(), hp.experts
-    assert e is not None
+    want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want_latent_attention(want, il, hp)
         want.norm(il, "ffn_norm", hp.n_embd)
-        if il < e.n_dense:
-            want.ffn(il, hp.n_embd, hp.n_ff[il])
-            continue
-        want_experts(want, il, hp, selection_bias=False)
-        if e.n_ff_shared:
-            want_shared(want, il, hp)
+        want_ffn_or_moe(want, il, hp, selection_bias=False)
     want.ignore_nextn(hp)
     return want
 

@@ -10,8 +10,7 @@ from pyggml.llama.moe import (
     experts,
     ffn_or_moe,
     leading_dense,
-    want_experts,
-    want_shared,
+    want_ffn_or_moe,
 )
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
@@ -37,18 +36,13 @@ def hparams(kv: Metadata) -> HParams:
 
 
 def weights(hp: HParams) -> WantList:
-    assert hp.experts is not None
     want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)
         want.norm(il, "ffn_norm", hp.n_embd)
-        if il < hp.experts.n_dense:
-            want.ffn(il, hp.n_embd, hp.n_ff[il])
-            continue
-        want_experts(want, il, hp, selection_bias=False)
-        want_shared(want, il, hp)
+        want_ffn_or_moe(want, il, hp, selection_bias=False)
     return want
 
 

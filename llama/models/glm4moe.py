@@ -12,8 +12,7 @@ from pyggml.llama.moe import (
     leading_dense,
     routing,
     shared_width,
-    want_experts,
-    want_shared,
+    want_ffn_or_moe,
 )
 from pyggml.llama.weights import Layer, WantList, Weights
 from pyggml.ops import RopeMode
@@ -33,7 +32,6 @@ def hparams(kv: Metadata) -> HParams:
 
 
 def weights(hp: HParams) -> WantList:
-    assert hp.experts is not None
     want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
     want.ignore_nextn(hp)
@@ -43,11 +41,7 @@ def weights(hp: HParams) -> WantList:
         for name in ("attn_q_norm", "attn_k_norm"):
             want.norm(il, name, hp.n_embd_head_k, required=False)
         want.norm(il, "post_attention_norm", hp.n_embd)
-        if il < hp.experts.n_dense:
-            want.ffn(il, hp.n_embd, hp.n_ff[il])
-            continue
-        want_experts(want, il, hp, selection_bias=True)
-        want_shared(want, il, hp)
+        want_ffn_or_moe(want, il, hp, selection_bias=True)
     return want
 
 
