@@ -71,19 +71,27 @@ def rope_sections(kv: Metadata) -> tuple[int, int, int, int]:
 
 
 # ---------------------------------------------------------------- wanted tensors
-def want_linear_attention(want: WantList, il: int, hp: HParams, *, grouped: bool) -> None:
-    """A layer's tensors. `grouped`: beta and alpha come from one matrix, head by head of k; older
-    files have q, k, v and the gate in one matrix too.
+def want_either_attention(want: WantList, il: int, hp: HParams, *, grouped: bool) -> None:
+    """Linear attention in recurrent layers, the gated one in the others.
+
+    `grouped`: beta and alpha come from one matrix, head by head of k; older files have q, k, v and
+    the gate in one matrix too.
     """
+    if hp.recurrent(il):
+        _want_linear_attention(want, il, hp, grouped=grouped)
+    else:
+        _want_gated_attention(want, il, hp)
+
+
+def _want_linear_attention(want: WantList, il: int, hp: HParams, *, grouped: bool) -> None:
     d, n_embd, prefix = _delta_net(hp), hp.n_embd, f"blk.{il}."
     n_value = d.n * d.n_head
-    merged = f"{prefix}ssm_in.weight" if grouped else ""
-    for name, n_out in (("attn_qkv", d.n_channels), ("attn_gate", n_value)):
-        weight = f"{prefix}{name}.weight"
-        want.add(weight, n_embd, n_out, op=Op.MUL_MAT, layer=il, unless=merged)
+    merged = "ssm_in" if grouped else ""
+    want.linear(il, "attn_qkv", n_embd, d.n_channels, unless=merged)
+    want.linear(il, "attn_gate", n_embd, n_value, unless=merged)
     if grouped:
         shape = (n_embd, d.n_channels + n_value)
-        want.add(merged, *shape, op=Op.MUL_MAT, required=False, layer=il)
+        want.add(f"{prefix}ssm_in.weight", *shape, op=Op.MUL_MAT, required=False, layer=il)
         want.linear(il, "ssm_ba", n_embd, 2 * d.n_head)
     else:
         want.linear(il, "ssm_beta", n_embd, d.n_head)
@@ -96,7 +104,7 @@ def want_linear_attention(want: WantList, il: int, hp: HParams, *, grouped: bool
     want.linear(il, "ssm_out", n_value, n_embd)
 
 
-def want_gated_attention(want: WantList, il: int, hp: HParams) -> None:
+def _want_gated_attention(want: WantList, il: int, hp: HParams) -> None:
     """attn_q, whose heads are followed by their gates, attn_k, attn_v and attn_output."""
     n_q = hp.n_embd_head_k * hp.n_head[il]
     want.linear(il, "attn_q", hp.n_embd, 2 * n_q)
@@ -112,8 +120,16 @@ def _delta_net(hp: HParams) -> DeltaNet:
     return hp.delta_net
 
 
+# ---------------------------------------------------------------- graph
+def either_attention(b: Builder, layer: Layer, x: Tensor, w: Weights) -> Tensor:
+    """Linear attention in recurrent layers, the gated one in the others: [n_embd, n_tokens]."""
+    if b.hp.recurrent(layer.il):
+        return _linear_attention(b, layer, x)
+    return _gated_attention(b, layer, x, w)
+
+
 # ---------------------------------------------------------------- full attention
-def gated_attention(b: Builder, layer: Layer, x: Tensor, w: Weights) -> Tensor:
+def _gated_attention(b: Builder, layer: Layer, x: Tensor, w: Weights) -> Tensor:
     """Attention whose output is multiplied by sigmoid(gate) before it is projected."""
     hp, il, n_tokens = b.hp, layer.il, x.ne[1]
     n, n_head, n_head_kv = hp.n_embd_head_k, hp.n_head[il], hp.n_head_kv[il]
@@ -134,7 +150,7 @@ def gated_attention(b: Builder, layer: Layer, x: Tensor, w: Weights) -> Tensor:
 
 
 # ---------------------------------------------------------------- linear attention
-def linear_attention(b: Builder, layer: Layer, x: Tensor) -> Tensor:
+def _linear_attention(b: Builder, layer: Layer, x: Tensor) -> Tensor:
     """[n_embd, n_tokens], the tokens of each sequence one after the other."""
     il, d, state, inputs = layer.il, _delta_net(b.hp), b.memory.state, b.inputs.state
     assert state is not None and inputs is not None

@@ -5,11 +5,9 @@ from dataclasses import replace
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.delta_net import (
-    gated_attention,
-    linear_attention,
+    either_attention,
     rope_sections,
-    want_gated_attention,
-    want_linear_attention,
+    want_either_attention,
     with_delta_net,
 )
 from pyggml.llama.hparams import HParams, common, without_nextn
@@ -32,10 +30,7 @@ def weights(hp: HParams) -> WantList:
     want.embeddings(hp.n_embd, hp.n_vocab)
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
-        if hp.recurrent(il):
-            want_linear_attention(want, il, hp, grouped=False)
-        else:
-            want_gated_attention(want, il, hp)
+        want_either_attention(want, il, hp, grouped=False)
         want.norm(il, "post_attention_norm", hp.n_embd)
         want_experts(want, il, hp)
         want_shared(want, il, hp, gated=True)
@@ -47,10 +42,7 @@ def graph(b: Builder, w: Weights) -> Tensor:
     x = b.embed(w["token_embd.weight"])
     for layer in w.layers:
         h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
-        if b.hp.recurrent(layer.il):
-            h = linear_attention(b, layer, h)
-        else:
-            h = gated_attention(b, layer, h, w)
+        h = either_attention(b, layer, h, w)
         h, x = b.last_rows(layer.il, h, x)
         x = b.add(h, x, "attn_residual", layer.il)
         h = b.norm(x, layer["post_attention_norm.weight"], "attn_post_norm", layer.il)
