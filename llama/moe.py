@@ -89,6 +89,11 @@ def expert_width(kv: Metadata, hp: HParams) -> int:
     return width or hp.n_ff[0] // max(1, *_n_used(kv, hp))
 
 
+def shared_expert_width(kv: Metadata, hp: HParams) -> int:
+    """expert_shared_feed_forward_length, or feed_forward_length."""
+    return kv.get_int(f"{hp.arch}.expert_shared_feed_forward_length", 0) or hp.n_ff[0]
+
+
 def leading_dense(kv: Metadata, hp: HParams, default: int | None = None) -> int:
     """How many first layers have no experts."""
     key = f"{hp.arch}.leading_dense_block_count"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams, common
-from pyggml.llama.moe import experts, moe_ffn, want_experts, want_shared
+from pyggml.llama.moe import experts, moe_ffn, shared_expert_width, want_experts, want_shared
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NEOX)
-    shared = kv.get_int("hunyuan-moe.expert_shared_feed_forward_length", 0) or hp.n_ff[0]
+    shared = shared_expert_width(kv, hp)
     found = experts(kv, hp, n_ff=hp.n_ff[0], n_ff_shared=shared, norm_weights=True)
     return replace(hp, experts=found)
 

@@ -11,7 +11,14 @@ from pyggml.llama.delta_net import (
     with_delta_net,
 )
 from pyggml.llama.hparams import HParams, common, without_nextn
-from pyggml.llama.moe import expert_width, experts, moe_ffn, want_experts, want_shared
+from pyggml.llama.moe import (
+    expert_width,
+    experts,
+    moe_ffn,
+    shared_expert_width,
+    want_experts,
+    want_shared,
+)
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
@@ -20,7 +27,7 @@ from pyggml.tensor import Tensor
 def hparams(kv: Metadata) -> HParams:
     hp = with_delta_net(kv, without_nextn(kv, common(kv, RopeMode.IMROPE)))
     width = expert_width(kv, hp)
-    shared = kv.get_int(f"{hp.arch}.expert_shared_feed_forward_length", 0) or hp.n_ff[0]
+    shared = shared_expert_width(kv, hp)
     found = experts(kv, hp, n_ff=width, n_ff_shared=shared, norm_weights=True)
     return replace(hp, rope_sections=rope_sections(kv), experts=found)
 

@@ -10,7 +10,14 @@ from pyggml.llama.delta_net import (
     with_delta_net,
 )
 from pyggml.llama.hparams import HParams, common
-from pyggml.llama.moe import expert_width, experts, moe_ffn, want_experts, want_shared
+from pyggml.llama.moe import (
+    expert_width,
+    experts,
+    moe_ffn,
+    shared_expert_width,
+    want_experts,
+    want_shared,
+)
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
@@ -19,7 +26,7 @@ from pyggml.tensor import Tensor
 def hparams(kv: Metadata) -> HParams:
     hp = with_delta_net(kv, common(kv, RopeMode.NEOX))
     width = expert_width(kv, hp)
-    shared = kv.get_int(f"{hp.arch}.expert_shared_feed_forward_length", 0) or hp.n_ff[0]
+    shared = shared_expert_width(kv, hp)
     found = experts(kv, hp, n_ff=width, n_ff_shared=shared, norm_weights=True)
     return replace(hp, experts=found)
 
