@@ -135,13 +135,21 @@ class Builder:
         k = self.name(self.linear(layer, "attn_k", x), "Kcur", il)
         v = self.name(self.linear(layer, "attn_v", x), "Vcur", il)
         if normed:
-            q = self.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", il)
-            k = self.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", il)
+            q, k = self.qk_norms(layer, q, k)
         return (
             build.reshape(q, hp.n_embd_head_k, hp.n_head[il], n),
             build.reshape(k, hp.n_embd_head_k, hp.n_head_kv[il], n),
             build.reshape(v, hp.n_embd_head_v, hp.n_head_kv[il], n),
         )
+
+    def qk_norms(self, layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k normalized by those of attn_q_norm and attn_k_norm that the layer has."""
+
+        def normed(x: Tensor, weight: Tensor | None, name: str) -> Tensor:
+            return x if weight is None else self.norm(x, weight, name, layer.il)
+
+        q = normed(q, layer.get("attn_q_norm.weight"), "Qcur_normed")
+        return q, normed(k, layer.get("attn_k_norm.weight"), "Kcur_normed")
 
     def _fused_qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `qkv`: heads of q, k and v lie one after the other in each row of one product."""

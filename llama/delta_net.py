@@ -111,8 +111,7 @@ def _want_gated_attention(want: WantList, il: int, hp: HParams) -> None:
     want.linear(il, "attn_k", hp.n_embd, hp.n_embd_k_gqa(il))
     want.linear(il, "attn_v", hp.n_embd, hp.n_embd_v_gqa(il))
     want.linear(il, "attn_output", n_q, hp.n_embd)
-    want.norm(il, "attn_q_norm", hp.n_embd_head_k)
-    want.norm(il, "attn_k_norm", hp.n_embd_head_k)
+    want.qk_norms(il, hp)
 
 
 def _delta_net(hp: HParams) -> DeltaNet:
@@ -141,8 +140,7 @@ def _gated_attention(b: Builder, layer: Layer, x: Tensor, w: Weights) -> Tensor:
     )
     k = build.reshape(b.linear(layer, "attn_k", x), n, n_head_kv, n_tokens)
     v = build.reshape(b.linear(layer, "attn_v", x), n, n_head_kv, n_tokens)
-    q = b.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", il)
-    k = b.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", il)
+    q, k = b.qk_norms(layer, q, k)
     q, k = (b.name(b.rope(t, il, w), name, il) for t, name in ((q, "Qcur"), (k, "Kcur")))
     gate = build.sigmoid(build.cont(gate, n * n_head, n_tokens))
     b.name(gate, "gate_sigmoid", il)

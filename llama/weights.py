@@ -132,6 +132,14 @@ class WantList:
             self.linear(il, name, hp.n_embd, n, bias=bias, unless="attn_qkv")
         self.linear(il, "attn_output", n_out, hp.n_embd, bias=bias)
 
+    def qk_norms(self, il: int, hp: HParams, *, rows: bool = False, required: bool = True) -> None:
+        """attn_q_norm and attn_k_norm, as wide as a head or, with `rows`, as all heads together."""
+        n_q, n_k = hp.n_embd_head_k, hp.n_embd_head_k
+        if rows:
+            n_q, n_k = n_q * hp.n_head[il], hp.n_embd_k_gqa(il)
+        self.norm(il, "attn_q_norm", n_q, required=required)
+        self.norm(il, "attn_k_norm", n_k, required=required)
+
     def ffn(self, il: int, n_embd: int, n_ff: int, *, bias: bool = False, suffix: str = "") -> None:
         """ffn_gate, ffn_up and ffn_down, or those with a suffix."""
         self.linear(il, f"ffn_gate{suffix}", n_embd, n_ff, bias=bias)

@@ -31,8 +31,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)
-        want.norm(il, "attn_q_norm", hp.n_embd_head_k)
-        want.norm(il, "attn_k_norm", hp.n_embd_head_k)
+        want.qk_norms(il, hp)
         want.norm(il, "ffn_norm", hp.n_embd)
         want_ffn_or_moe(want, il, hp, selection_bias=False)
     return want
@@ -43,8 +42,8 @@ def graph(b: Builder, w: Weights) -> Tensor:
     for layer in w.layers:
         h = b.norm(x, layer["attn_norm.weight"], "attn_norm", layer.il)
         q, k, v = b.qkv(layer, h)
-        q = b.rope(b.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", layer.il), layer.il, w)
-        k = b.rope(b.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", layer.il), layer.il, w)
+        q, k = b.qk_norms(layer, q, k)
+        q, k = b.rope(q, layer.il, w), b.rope(k, layer.il, w)
         h = b.attention(layer, q, k, v, scale=b.hp.kq_scale)
         h, x = b.last_rows(layer.il, h, x)
         x = b.add(h, x, "ffn_inp", layer.il)

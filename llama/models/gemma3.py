@@ -41,8 +41,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp)
-        want.norm(il, "attn_q_norm", hp.n_embd_head_k)
-        want.norm(il, "attn_k_norm", hp.n_embd_head_k)
+        want.qk_norms(il, hp)
         want.norm(il, "post_attention_norm", hp.n_embd)
         want.norm(il, "ffn_norm", hp.n_embd)
         want.ffn(il, hp.n_embd, hp.n_ff[il])
@@ -57,8 +56,8 @@ def graph(b: Builder, w: Weights) -> Tensor:
         il = layer.il
         h = b.norm(x, layer["attn_norm.weight"], "attn_norm", il)
         q, k, v = b.qkv(layer, h)
-        q = b.rope(b.norm(q, layer["attn_q_norm.weight"], "Qcur_normed", il), il, w)
-        k = b.rope(b.norm(k, layer["attn_k_norm.weight"], "Kcur_normed", il), il, w)
+        q, k = b.qk_norms(layer, q, k)
+        q, k = b.rope(q, il, w), b.rope(k, il, w)
         q = b.scale(q, hp.kq_scale, "Qcur_scaled", il)
         h = b.attention(layer, q, k, v, scale=1.0)
         h, x = b.last_rows(il, h, x)

@@ -14,7 +14,7 @@ from pyggml.llama.moe import (
     shared_width,
     want_ffn_or_moe,
 )
-from pyggml.llama.weights import Layer, WantList, Weights
+from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
@@ -38,8 +38,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)
-        for name in ("attn_q_norm", "attn_k_norm"):
-            want.norm(il, name, hp.n_embd_head_k, required=False)
+        want.qk_norms(il, hp, required=False)
         want.norm(il, "post_attention_norm", hp.n_embd)
         want_ffn_or_moe(want, il, hp, selection_bias=True)
     return want
@@ -51,17 +50,11 @@ def graph(b: Builder, w: Weights) -> Tensor:
         il = layer.il
         h = b.norm(x, layer["attn_norm.weight"], "attn_norm", il)
         q, k, v = b.qkv(layer, h)
-        q = b.rope(_normed(b, layer, q, "attn_q_norm.weight", "Qcur_normed"), il, w)
-        k = b.rope(_normed(b, layer, k, "attn_k_norm.weight", "Kcur_normed"), il, w)
+        q, k = b.qk_norms(layer, q, k)
+        q, k = b.rope(q, il, w), b.rope(k, il, w)
         h = b.attention(layer, q, k, v, scale=b.hp.kq_scale)
         h, x = b.last_rows(il, h, x)
         x = b.add(h, x, "ffn_inp", il)
         h = b.norm(x, layer["post_attention_norm.weight"], "post_attn_norm", il)
         x = b.add(ffn_or_moe(b, layer, h), x, "l_out", il)
     return b.logits(b.norm(x, w["output_norm.weight"], "result_norm"), w["output.weight"])
-
-
-def _normed(b: Builder, layer: Layer, x: Tensor, weight: str, name: str) -> Tensor:
-    """Heads normalized, in the models that do so."""
-    w = layer.get(weight)
-    return x if w is None else b.norm(x, w, name, layer.il)

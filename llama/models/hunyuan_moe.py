@@ -25,8 +25,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)
-        want.norm(il, "attn_q_norm", hp.n_embd_head_k)
-        want.norm(il, "attn_k_norm", hp.n_embd_head_k)
+        want.qk_norms(il, hp)
         want.norm(il, "ffn_norm", hp.n_embd)
         want_experts(want, il, hp)
         want_shared(want, il, hp)

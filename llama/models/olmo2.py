@@ -32,8 +32,7 @@ def weights(hp: HParams) -> WantList:
     want.embeddings(hp.n_embd, hp.n_vocab)
     for il in range(hp.n_layer):
         want.attention(il, hp, fused=False)
-        want.norm(il, "attn_q_norm", hp.n_embd_head_k * hp.n_head[il])
-        want.norm(il, "attn_k_norm", hp.n_embd_k_gqa(il))
+        want.qk_norms(il, hp, rows=True)
         want.norm(il, "post_attention_norm", hp.n_embd)
         want.ffn(il, hp.n_embd, hp.n_ff[il])
         want.norm(il, "post_ffw_norm", hp.n_embd)

@@ -22,8 +22,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, fused=False)
-        want.norm(il, "attn_q_norm", hp.n_embd_head_k * hp.n_head[il])
-        want.norm(il, "attn_k_norm", hp.n_embd_k_gqa(il))
+        want.qk_norms(il, hp, rows=True)
         want.norm(il, "ffn_norm", hp.n_embd)
         want_experts(want, il, hp)
     return want
