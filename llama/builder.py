@@ -88,7 +88,9 @@ class Builder:
         """RMS norm (or the model's other norm) times weight, plus bias."""
         kind = build.norm if self.hp.layer_norm else build.rms_norm
         y = build.mul(self.name(kind(x, self.hp.rms_eps), "norm", il), weight)
-        return self.name(y if bias is None else build.add(y, bias), name, il)
+        if bias is not None:
+            y = build.add(self.name(y, "norm_w", il), bias)
+        return self.name(y, name, il)
 
     def linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
         """Matrix times x, plus the bias if the model has one."""

@@ -300,17 +300,28 @@ def common(kv: Metadata, rope_mode: RopeMode, *, layer_norm: bool = False) -> HP
     return hp
 
 
-def with_scales(kv: Metadata, hp: HParams) -> HParams:
-    """The scales of Granite: 0 means none, but logits are divided by theirs."""
+def require_full_rotation(hp: HParams) -> None:
+    """Refuse heads of which only a part is rotated."""
+    if hp.n_rot != hp.n_embd_head_k:
+        raise ModelError(
+            f"{hp.arch}.rope.dimension_count is {hp.n_rot}; "
+            f"it must be the head size {hp.n_embd_head_k}"
+        )
+
+
+def with_granite_keys(kv: Metadata, hp: HParams) -> HParams:
+    """Granite's scales, of which 0 means none but logits are divided by theirs, and its rope."""
     divisor = not_negative(kv, f"{hp.arch}.logit_scale")
     if not divisor:
         raise ModelError(f"{hp.arch}.logit_scale is 0; logits are divided by it")
+    unrotated = not kv.get_bool(f"{hp.arch}.rope.scaling.finetuned", True)
     return replace(
         hp,
         logit_scale=1.0 / divisor,
         residual_scale=not_negative(kv, f"{hp.arch}.residual_scale", 0.0) or 1.0,
         embedding_scale=not_negative(kv, f"{hp.arch}.embedding_scale", 0.0) or 1.0,
         attention_scale=not_negative(kv, f"{hp.arch}.attention.scale", 0.0),
+        no_rope=(True,) * hp.n_layer if unrotated else (),
     )
 
 

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common
+from pyggml.llama.hparams import HParams, common, require_full_rotation
 from pyggml.llama.moe import (
     experts,
     ffn_or_moe,
@@ -21,11 +20,7 @@ from pyggml.tensor import Tensor
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NORMAL)
-    if hp.n_rot != hp.n_embd_head_k:
-        raise ModelError(
-            f"deepseek.rope.dimension_count is {hp.n_rot}; "
-            f"it must be the head size {hp.n_embd_head_k}"
-        )
+    require_full_rotation(hp)
     n_ff = kv.get_int("deepseek.expert_feed_forward_length")
     found = experts(kv, hp, n_ff=n_ff, n_ff_shared=shared_width(kv, n_ff))
     found = replace(found, n_dense=leading_dense(kv, hp), weights_scale=weights_scale(kv))

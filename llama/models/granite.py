@@ -1,22 +1,18 @@
 """granite: Granite 3 and 4 (dense); embedding, residual, attention and logits have scales."""
 
-from dataclasses import replace
-
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, with_scales
+from pyggml.llama.hparams import HParams, common, with_granite_keys
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
 
 def hparams(kv: Metadata) -> HParams:
-    hp = with_scales(kv, common(kv, RopeMode.NORMAL))
     if kv.get_int("granite.expert_count", 0):
         raise ModelError("granite.expert_count: models with experts are not supported")
-    unrotated = not kv.get_bool("granite.rope.scaling.finetuned", True)
-    return replace(hp, no_rope=(True,) * hp.n_layer if unrotated else ())
+    return with_granite_keys(kv, common(kv, RopeMode.NORMAL))
 
 
 def weights(hp: HParams) -> WantList:

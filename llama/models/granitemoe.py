@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, with_scales
+from pyggml.llama.hparams import HParams, common, with_granite_keys
 from pyggml.llama.moe import experts, moe_ffn, want_experts, want_shared
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
@@ -12,14 +12,10 @@ from pyggml.tensor import Tensor
 
 
 def hparams(kv: Metadata) -> HParams:
-    hp = with_scales(kv, common(kv, RopeMode.NORMAL))
-    unrotated = not kv.get_bool("granitemoe.rope.scaling.finetuned", True)
+    hp = with_granite_keys(kv, common(kv, RopeMode.NORMAL))
     shared = kv.get_int("granitemoe.expert_shared_feed_forward_length", 0)
-    return replace(
-        hp,
-        no_rope=(True,) * hp.n_layer if unrotated else (),
-        experts=experts(kv, hp, n_ff=hp.n_ff[0], n_ff_shared=shared, norm_weights=True),
-    )
+    found = experts(kv, hp, n_ff=hp.n_ff[0], n_ff_shared=shared, norm_weights=True)
+    return replace(hp, experts=found)
 
 
 def weights(hp: HParams) -> WantList:

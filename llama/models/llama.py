@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, not_negative
+from pyggml.llama.hparams import HParams, common, not_negative, require_full_rotation
 from pyggml.llama.moe import experts, ffn_or_moe, want_experts
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
@@ -14,10 +13,7 @@ from pyggml.tensor import Tensor
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NORMAL)
-    if hp.n_rot != hp.n_embd_head_k:
-        raise ModelError(
-            f"llama.rope.dimension_count is {hp.n_rot}; it must be the head size {hp.n_embd_head_k}"
-        )
+    require_full_rotation(hp)
     if kv.get_int("llama.expert_count", 0):
         hp = replace(hp, experts=experts(kv, hp, n_ff=hp.n_ff[0], norm_weights=True))
     return replace(hp, attention_scale=not_negative(kv, "llama.attention.scale", 0.0))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from pyggml import build
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import HParams, common
@@ -26,8 +25,7 @@ def weights(hp: HParams) -> WantList:
     for il in range(hp.n_layer):
         want.attention(il, hp, bias=True)
         for name in ("attn_norm", "ffn_norm"):
-            want.norm(il, name, hp.n_embd)
-            want.add(f"blk.{il}.{name}.bias", hp.n_embd, op=Op.ADD, layer=il)
+            want.norm(il, name, hp.n_embd, bias=True)
         want_experts(want, il, hp)
     return want
 
@@ -37,19 +35,14 @@ def graph(b: Builder, w: Weights) -> Tensor:
     x = b.embed(w["token_embd.weight"])
     for layer in w.layers:
         il = layer.il
-        h = _norm(b, x, layer["attn_norm.weight"], layer["attn_norm.bias"], "attn_norm", il)
+        h = b.norm(x, layer["attn_norm.weight"], "attn_norm", il, bias=layer["attn_norm.bias"])
         q, k, v = b.qkv(layer, h)
         q = b.scale(b.rope(q, il, w), hp.kq_scale, "Qcur_scaled", il)
         k = b.rope(k, il, w)
         h = b.attention(layer, q, k, v, scale=1.0)
         h, x = b.last_rows(il, h, x)
         x = b.add(h, x, "ffn_inp", il)
-        h = _norm(b, x, layer["ffn_norm.weight"], layer["ffn_norm.bias"], "ffn_norm", il)
+        h = b.norm(x, layer["ffn_norm.weight"], "ffn_norm", il, bias=layer["ffn_norm.bias"])
         x = b.add(moe_ffn(b, layer, h), x, "l_out", il)
-    x = _norm(b, x, w["output_norm.weight"], w["output_norm.bias"], "result_norm")
+    x = b.norm(x, w["output_norm.weight"], "result_norm", bias=w["output_norm.bias"])
     return b.logits(x, w["output.weight"], w["output.bias"])
-
-
-def _norm(b: Builder, x: Tensor, weight: Tensor, bias: Tensor, name: str, il: int = -1) -> Tensor:
-    """RMS norm times weight plus bias."""
-    return b.name(build.add(b.norm(x, weight, "norm_w", il), bias), name, il)
