@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build
-from pyggml.backend import Buffer, BufferType, alloc_tensors, pad
+from pyggml.backend import BufferType, pad
 from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
 from pyggml.llama.batch import Ubatch
 from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cells import Cells, IntArray
+from pyggml.llama.memory_part import MemoryPart
 from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.tensor import Tensor, new_tensor
 
@@ -52,7 +53,7 @@ class CacheParams:
     rotate: bool = True  # heads before they are quantized
 
 
-class KvCache:
+class KvCache(MemoryPart):
     """Keys and values of some layers. It has neither memory nor cells until `allocate`."""
 
     def __init__(self, hp: HParams, layers: Sequence[int], params: CacheParams) -> None:
@@ -71,7 +72,6 @@ class KvCache:
         self.k_rot = self._rotation(params.type_k, hp.n_embd_head_k)
         # values gain more from the smallest rotation
         self.v_rot = min(ROT_STEP, self._rotation(params.type_v, hp.n_embd_head_v))
-        self.buffer: Buffer | None = None
 
     def _rotation(self, type: GGMLType, head: int) -> int:
         """Size of the matrix that turns heads of a type: the largest that divides them, or 0.
@@ -89,16 +89,8 @@ class KvCache:
 
         Raises OutOfMemory.
         """
-        self.buffer = alloc_tensors(self.tensors, buft)
-        assert self.buffer is not None
-        self.buffer.clear(0)
+        super().allocate(buft)
         self.cells = Cells(self.params.size, self.params.n_seq_max)
-
-    def free(self) -> None:
-        """Give the memory back."""
-        if self.buffer is not None:
-            self.buffer.free()
-            self.buffer = None
 
     def find_slot(self, cells: Cells, n: int) -> IntArray | None:
         """Where n tokens would go in `cells`, which are the cache's or a copy to try things on."""
@@ -115,10 +107,6 @@ class KvCache:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.k.values(), *self.v.values())
-
-    @property
-    def nbytes(self) -> int:
-        return self.k_bytes + self.v_bytes
 
     def n_kv(self) -> int:
         """How many cells the next graph must look at."""

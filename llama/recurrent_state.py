@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build
-from pyggml.backend import Buffer, BufferType, alloc_tensors, tensor_set
+from pyggml.backend import tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.llama.batch import Ubatch
 from pyggml.llama.hparams import DeltaNet
 from pyggml.llama.kv_cells import EMPTY, IntArray
+from pyggml.llama.memory_part import MemoryPart
 from pyggml.tensor import Tensor, new_tensor
 
 
@@ -118,7 +119,7 @@ class StateInputs:
     s_target: Tensor
 
 
-class RecurrentState:
+class RecurrentState(MemoryPart):
     """States of some layers, F32. It has no memory until `allocate`.
 
     `r` [(n_kernel - 1) * n_channels, n_cells] holds the latest inputs of the convolution, `s`
@@ -134,27 +135,10 @@ class RecurrentState:
         f32 = GGMLType.F32
         self.r = {il: new_tensor(f32, n_r, n_seq_max, name=f"cache_r_l{il}") for il in layers}
         self.s = {il: new_tensor(f32, n_s, n_seq_max, name=f"cache_s_l{il}") for il in layers}
-        self.buffer: Buffer | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.r.values(), *self.s.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors)
-
-    def allocate(self, buft: BufferType) -> None:
-        """Place the tensors. Raises OutOfMemory."""
-        self.buffer = alloc_tensors(self.tensors, buft)
-        assert self.buffer is not None
-        self.buffer.clear(0)
-
-    def free(self) -> None:
-        """Give the memory back."""
-        if self.buffer is not None:
-            self.buffer.free()
-            self.buffer = None
 
     # ------------------------------------------------------------ graph parts
     def inputs(self, n_seqs: int) -> StateInputs:
