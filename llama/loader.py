@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -26,6 +25,7 @@ from pyggml.llama.tensor_check import check_data
 from pyggml.llama.vocab import Vocab
 from pyggml.llama.weights import Want, WantList, Weights
 from pyggml.tensor import Tensor, padded
+from pyggml.threads import usable_cpus
 
 log = logging.getLogger("pyggml.loader")
 
@@ -84,9 +84,7 @@ class Model:
     @property
     def n_cores(self) -> int:
         """Processors that this process may use."""
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+        return len(usable_cpus())
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,7 @@ from pyggml.backends.cpu.memory import release_code
 from pyggml.backends.cpu.object_file import read_object
 from pyggml.backends.cpu.target import Target
 from pyggml.quants_iq import GRIDS
+from pyggml.threads import usable_cpus
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,4 @@ def _drop_unused(root: Path) -> None:
 
 def usable_cores() -> int:
     """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_cpus())
