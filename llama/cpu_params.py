@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyggml.errors import ConfigError
-from pyggml.threads import POLL, Cpus, ThreadParams, parse_mask, parse_range, usable_cpus
+from pyggml.threads import (
+    POLL,
+    POLLS,
+    PRIORITIES,
+    Cpus,
+    ThreadParams,
+    check_range,
+    parse_mask,
+    parse_range,
+    usable_cpus,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +36,16 @@ class CpuParams:
     poll_batch: int | None = None
 
     def __post_init__(self) -> None:
-        for flag, value, low, high in (
-            ("--cpu-strict", self.cpu_strict, 0, 1),
-            ("--prio", self.prio, -1, 3),
-            ("--poll", self.poll, 0, 100),
-            ("--cpu-strict-batch", self.cpu_strict_batch, 0, 1),
-            ("--prio-batch", self.prio_batch, -1, 3),
-            ("--poll-batch", self.poll_batch, 0, 100),
+        for flag, value, bounds in (
+            ("--cpu-strict", self.cpu_strict, (0, 1)),
+            ("--prio", self.prio, PRIORITIES),
+            ("--poll", self.poll, POLLS),
+            ("--cpu-strict-batch", self.cpu_strict_batch, (0, 1)),
+            ("--prio-batch", self.prio_batch, PRIORITIES),
+            ("--poll-batch", self.poll_batch, POLLS),
         ):
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"{flag} {value} is out of range: allowed are {low} to {high}")
+            if value is not None:
+                check_range(flag, value, bounds)
         usable = usable_cpus()
         _cpus(self.cpu_mask, self.cpu_range, "", usable)
         _cpus(self.cpu_mask_batch, self.cpu_range_batch, "-batch", usable)

@@ -14,6 +14,7 @@ Cpus = frozenset[int]
 POLL = 50
 # nice values of llama.cpp's priorities low, medium, high, realtime; 0 keeps what is
 NICE: Mapping[int, int] = {-1: 5, 1: -5, 2: -10, 3: -20}
+PRIORITIES, POLLS = (-1, 3), (0, 100)  # lowest and highest
 MASK_DIGITS = 128  # 512 CPUs, as in llama.cpp
 
 
@@ -28,16 +29,19 @@ class ThreadParams:
     poll: int = POLL  # 0 sleeps as soon as there is no work, 100 waits awake for longest
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("priority", self.priority, -1, 3),
-            ("poll", self.poll, 0, 100),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} {value} is out of range: allowed are {low} to {high}")
+        check_range("priority", self.priority, PRIORITIES)
+        check_range("poll", self.poll, POLLS)
         if self.n_threads < 1:
             raise ConfigError(f"n_threads {self.n_threads}: at least one thread must run")
         if self.cpus is not None and not self.cpus:
             raise ConfigError("a set of CPUs for threads is empty: name at least one")
+
+
+def check_range(name: str, value: int, bounds: tuple[int, int]) -> None:
+    """Raises ConfigError if a number is not within bounds."""
+    low, high = bounds
+    if not low <= value <= high:
+        raise ConfigError(f"{name} {value} is out of range: allowed are {low} to {high}")
 
 
 def usable_cpus() -> Cpus:
