@@ -300,6 +300,15 @@ def common(kv: Metadata, rope_mode: RopeMode, *, layer_norm: bool = False) -> HP
     return hp
 
 
+def gemma_scale(hp: HParams, n_layer: int) -> float:
+    """The attention scale of Gemma 2 and 3; of `n_layer` layers is the largest model.
+
+    Only that one divides by the width of the residual stream per head.
+    """
+    head = hp.n_embd // hp.n_head[0] if hp.n_layer == n_layer else hp.n_embd_head_k
+    return 1.0 / math.sqrt(head)
+
+
 def require_full_rotation(hp: HParams) -> None:
     """Refuse heads of which only a part is rotated."""
     if hp.n_rot != hp.n_embd_head_k:

@@ -8,6 +8,7 @@ from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import (
     HParams,
     common,
+    gemma_scale,
     not_negative,
     rope_of_window,
     swa_pattern,
@@ -22,14 +23,12 @@ LAYERS_OF_27B = 46
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NEOX)
-    # only the largest model divides by the width of the residual stream per head
-    head = hp.n_embd // hp.n_head[0] if hp.n_layer == LAYERS_OF_27B else hp.n_embd_head_k
     return replace(
         hp,
         n_swa=swa_window(kv, 4096),
         is_swa=swa_pattern(kv, hp.n_layer, 2),
         rope_swa=rope_of_window(kv, hp.rope, freq_base=hp.rope.freq_base, squeezed=True),
-        attention_scale=1.0 / math.sqrt(head),
+        attention_scale=gemma_scale(hp, LAYERS_OF_27B),
         attn_logit_softcap=not_negative(kv, "gemma2.attn_logit_softcapping", 50.0),
         final_logit_softcap=not_negative(kv, "gemma2.final_logit_softcapping", 30.0),
     )

@@ -8,6 +8,7 @@ from pyggml.llama.builder import Builder
 from pyggml.llama.hparams import (
     HParams,
     common,
+    gemma_scale,
     not_negative,
     rope_of_window,
     swa_pattern,
@@ -23,14 +24,12 @@ LAYERS_OF_27B = 62
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NEOX)
     n_swa = swa_window(kv)
-    # only the largest model divides by the width of the residual stream per head
-    head = hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_OF_27B else hp.n_embd_head_k
     return replace(
         hp,
         n_swa=n_swa,
         is_swa=swa_pattern(kv, hp.n_layer, 6) if n_swa else (),
         rope_swa=rope_of_window(kv, hp.rope) if n_swa else None,
-        attention_scale=1.0 / math.sqrt(head),
+        attention_scale=gemma_scale(hp, LAYERS_OF_27B),
         final_logit_softcap=not_negative(kv, "gemma3.final_logit_softcapping", 0.0),
     )
 
