@@ -13,7 +13,7 @@ from pyggml.errors import ConfigError, UserError
 from pyggml.llama.context_params import CACHE_TYPES, FLASH_ATTN
 from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import LOAD_MODES
-from pyggml.threads import POLL, ThreadParams, parse_mask, parse_range, usable_cpus
+from pyggml.threads import POLL, POLLS, ThreadParams, parse_mask, parse_range, usable_cpus
 
 Parse = Callable[[str, str], list[Any]]  # flag, text -> values; raises ConfigError
 Grid = Mapping[str, tuple[Any, ...]]
@@ -218,7 +218,7 @@ CPU = (
     Parameter("cpu_mask", "-C", masks, ("",)),
     Parameter("cpu_range", "-Cr", ranges, ("",)),
     Parameter("cpu_strict", "--cpu-strict", between(0, 1), (0,)),
-    Parameter("poll", "--poll", between(0, 100), (POLL,)),
+    Parameter("poll", "--poll", between(*POLLS), (POLL,)),
 )
 CPU_FIELDS = tuple(parameter.field for parameter in CPU)
 LOAD_MODE = Parameter("load_mode", "-lm", _names(LOAD_MODES), ("auto",))
