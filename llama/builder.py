@@ -174,7 +174,7 @@ class Builder:
     def rope(self, x: Tensor, il: int, w: Weights) -> Tensor:
         """Rotate heads by position with the layer's frequencies."""
         hp = self.hp
-        scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
+        scaling = hp.rope_of(il)
         params = rope_params(hp, scaling)
         factors = rope_factors(w, self.n_ctx > scaling.n_ctx_orig)
         return build.rope_ext(x, self.inputs.pos, factors, params)

@@ -419,7 +419,7 @@ class Context:
         rot = rotation_input("attn_inp_k_rot", cache.k_rot)
         for il in filter(hp.rotates, cache.layers):
             k, head = cache.k[il], hp.n_embd_head_k
-            scaling = hp.rope_swa if hp.swa(il) and hp.rope_swa else hp.rope
+            scaling = hp.rope_of(il)
             heads = (head - hp.rope_offset, hp.n_head_kv[il], size)
             strides = k.type.row_size(head), k.nb[1]
             view = build.view(k, heads, strides, k.type.row_size(hp.rope_offset))

@@ -186,6 +186,10 @@ class HParams:
         """Whether a layer sees only the last n_swa positions."""
         return bool(self.is_swa) and self.is_swa[il]
 
+    def rope_of(self, il: int) -> RopeScaling:
+        """How a layer rotates."""
+        return self.rope_swa if self.swa(il) and self.rope_swa else self.rope
+
     def rotates(self, il: int) -> bool:
         """Whether q and k of a layer are rotated by position."""
         return not (self.no_rope and self.no_rope[il])
