@@ -166,7 +166,7 @@ def read_header(part: GgufPart, *, allow_no_data: bool = False) -> Header:
     metadata = Metadata(part.path, cursor.data, fields)
     alignment = _alignment(cursor, metadata)
     tensors, data_size = _read_tensors(cursor, n_tensors, alignment)
-    start = _pad(cursor.pos, alignment)
+    start = pad(cursor.pos, alignment)
     has_data = part.size != start or not 0 < data_size <= MAX_INT64
     if not (has_data or allow_no_data):
         raise cursor.error(NO_DATA, start)
@@ -339,7 +339,7 @@ def _read_tensors(
                 f"expected {expected:,}; {DAMAGED}",
                 at,
             )
-        expected += _pad(tensor.nbytes, alignment)
+        expected += pad(tensor.nbytes, alignment)
         tensors[tensor.name] = tensor
     return tensors, expected
 
@@ -357,7 +357,7 @@ def _place(cursor: Cursor, tensors: dict[str, GgufTensor], start: int, *, check:
         tensors[name] = replace(tensor, offset=offset)
 
 
-def _pad(n: int, alignment: int) -> int:
+def pad(n: int, alignment: int) -> int:
     return (n + alignment - 1) // alignment * alignment
 
 

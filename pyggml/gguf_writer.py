@@ -25,7 +25,7 @@ import numpy as np
 from pyggml.dtypes import GGMLType
 from pyggml.errors import GgufError
 from pyggml.gguf import Gguf
-from pyggml.gguf_header import DEFAULT_ALIGNMENT, GgufTensor
+from pyggml.gguf_header import DEFAULT_ALIGNMENT, GgufTensor, pad
 from pyggml.gguf_metadata import Metadata, ValueType
 
 PIECE = 4 << 20  # bytes that are read and written at once
@@ -82,7 +82,7 @@ class NewFile:
             offset += self.padded(t.nbytes)
 
     def padded(self, nbytes: int) -> int:
-        return nbytes + -nbytes % self.alignment
+        return pad(nbytes, self.alignment)
 
     @property
     def data_size(self) -> int:
