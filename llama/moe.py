@@ -247,14 +247,11 @@ GATES: dict[Gating, Callable[[Tensor], Tensor]] = {
 }
 
 
-def has_experts(layer: Layer) -> bool:
-    """Whether a layer's feed-forward is a mixture."""
-    return layer.get("ffn_gate_inp.weight") is not None
-
-
 def ffn_or_moe(b: Builder, layer: Layer, x: Tensor) -> Tensor:
     """The ordinary feed-forward in layers without experts, the mixture in the others."""
-    return moe_ffn(b, layer, x) if has_experts(layer) else b.ffn(layer, x)
+    if layer.get("ffn_gate_inp.weight") is None:
+        return b.ffn(layer, x)
+    return moe_ffn(b, layer, x)
 
 
 def moe_ffn(
