@@ -325,7 +325,8 @@ class _Loading:
         buffer.set(p.tensor, memoryview(data))
 
     def _finish(self, p: _Placed) -> None:
-        if self.params.check_tensors or p.want.checked:
+        is_tied = p.source.name != p.want.name  # it is checked under its own name
+        if p.want.checked or (self.params.check_tensors and not is_tied):
             check_data(self.model.gguf, p.source)
         self.done += p.source.nbytes
         if not self.progress(min(1.0, self.done / self.total)):
