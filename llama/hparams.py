@@ -313,6 +313,13 @@ def gemma_scale(hp: HParams, n_layer: int) -> float:
     return 1.0 / math.sqrt(head)
 
 
+def refuse_experts(kv: Metadata) -> None:
+    """For architectures of which only the dense models are computed."""
+    key = f"{kv.get_str('general.architecture')}.expert_count"
+    if kv.get_int(key, 0):
+        raise ModelError(f"{key}: models with experts are not supported")
+
+
 def require_full_rotation(hp: HParams) -> None:
     """Refuse heads of which only a part is rotated."""
     if hp.n_rot != hp.n_embd_head_k:

@@ -1,17 +1,15 @@
 """granite: Granite 3 and 4 (dense); embedding, residual, attention and logits have scales."""
 
-from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, with_granite_keys
+from pyggml.llama.hparams import HParams, common, refuse_experts, with_granite_keys
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
 
 
 def hparams(kv: Metadata) -> HParams:
-    if kv.get_int("granite.expert_count", 0):
-        raise ModelError("granite.expert_count: models with experts are not supported")
+    refuse_experts(kv)
     return with_granite_keys(kv, common(kv, RopeMode.NORMAL))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pyggml.errors import ModelError
 from pyggml.gguf import Metadata
 from pyggml.llama.builder import Builder
-from pyggml.llama.hparams import HParams, common, not_negative, yarn_keys
+from pyggml.llama.hparams import HParams, common, not_negative, refuse_experts, yarn_keys
 from pyggml.llama.weights import WantList, Weights
 from pyggml.ops import RopeMode
 from pyggml.tensor import Tensor
@@ -13,8 +13,7 @@ from pyggml.tensor import Tensor
 
 def hparams(kv: Metadata) -> HParams:
     hp = common(kv, RopeMode.NORMAL)
-    if kv.get_int("mistral3.expert_count", 0):
-        raise ModelError("mistral3.expert_count: models with experts are not supported")
+    refuse_experts(kv)
     temperature = not_negative(kv, "mistral3.attention.temperature_scale", 0.0)
     if temperature and hp.rope.n_ctx_orig < 1:
         raise ModelError(
