@@ -132,13 +132,7 @@ class CpuBackend(Backend):
     def graph_compute(self, graph: Graph) -> Status:
         if self.abort():
             return Status.ABORTED
-        plan = self.plan(graph)
-        pool = self._ready_pool()
-        try:
-            plan.run(pool, self.n_threads)
-        finally:
-            if graph.uid == 0:
-                pool.retire()  # nothing else keeps the plan alive
+        self.plan(graph).run(self._ready_pool(), self.n_threads)
         return Status.SUCCESS
 
     def plan(self, graph: Graph) -> Plan:
@@ -149,7 +143,8 @@ class CpuBackend(Backend):
             plan = Plan(graph, self.device.library, self.n_threads, fuse=self.fuse)
             if graph.uid:
                 self._plans[key] = plan
-                self._drop_oldest()
+                if len(self._plans) > PLANS_KEPT:
+                    self._plans.popitem(last=False)
         else:
             self._plans.move_to_end(key)
         return plan
@@ -180,12 +175,6 @@ class CpuBackend(Backend):
             self._pool = Pool(self.n_threads, self.device.library, placement=self._placement)
         self._pool.use(self.threads)
         return self._pool
-
-    def _drop_oldest(self) -> None:
-        if len(self._plans) > PLANS_KEPT:
-            if self._pool is not None:
-                self._pool.retire()
-            self._plans.popitem(last=False)
 
 
 class CpuRegistry(Registry):

@@ -90,7 +90,6 @@ class Plan:
             start = time.perf_counter_ns()
             pool.run(single, n_threads)
             timings.append(Timing(label, time.perf_counter_ns() - start))
-        pool.retire()
         return timings
 
     def describe(self) -> str:

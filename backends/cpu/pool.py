@@ -25,6 +25,7 @@ Entry = Callable[[int, int], int]
 ENTRY_POINTS = ("run_plan", "run_worker", "retire_plan")
 # One to two milliseconds: longer than the Python work between two graphs of a decode loop.
 SPINS = 50_000  # at the usual level of polling
+PLANS_HELD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class _Entries:
 class Pool:
     """Up to `n_threads` threads, the caller included; started when first needed.
 
-    One graph at a time: `run` is for one thread at once.
+    One graph at a time: `run` is for one thread at once. A worker that the system has taken off
+    its core may look at a plan long after `run` has returned, so the pool holds what it has run
+    until it knows that nobody does.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Pool:
         self._state = _new_state(n_threads, spins)
         self._address = self._state.ctypes.data
         self._empty_plan = np.zeros(WORDS, np.int64)
+        self._held: dict[int, Words] = {}  # plans that a worker may look at, by their address
         self._threads: list[threading.Thread] = []
         self._n_started = 1
         # also at interpreter exit: no thread may outlive the memory it looks at
@@ -73,8 +77,11 @@ class Pool:
         if n > self._n_started:
             self._start(n)
         self._state[s.THREADS // 8] = n
+        address = plan.ctypes.data
+        if n > 1:
+            self._hold(address, plan)
         with self._placement.caller(self._params):
-            self._entries.run_plan(self._address, plan.ctypes.data)
+            self._entries.run_plan(self._address, address)
 
     def use(self, params: ThreadParams) -> None:
         """How the threads run from now on; how many is for `run` to say."""
@@ -92,9 +99,14 @@ class Pool:
         assert thread.native_id is not None
         self._placement.worker(thread.native_id, ith, old, new)
 
-    def retire(self) -> None:
-        """Afterwards no thread looks at any plan, and plans may be freed."""
-        self._entries.retire_plan(self._address, self._empty_plan.ctypes.data)
+    def _hold(self, address: int, plan: Words) -> None:
+        if address in self._held:
+            return
+        if len(self._held) == PLANS_HELD:
+            # afterwards no worker looks at any of them
+            self._entries.retire_plan(self._address, self._empty_plan.ctypes.data)
+            self._held.clear()
+        self._held[address] = plan
 
     def _start(self, n: int) -> None:
         for ith in range(self._n_started, n):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from pyggml.backends.cpu.lowering import Step, Work
 from pyggml.backends.cpu.memory import aligned_words
 from pyggml.backends.cpu.node import WORDS
 from pyggml.backends.cpu.plan import Plan, _place
-from pyggml.backends.cpu.pool import Pool
+from pyggml.backends.cpu.pool import PLANS_HELD, Pool
 from pyggml.graph import build_graph, next_uid
 from pyggml.tensor import new_tensor
 
@@ -96,7 +97,6 @@ def test_workers_sleep_and_wake(device) -> None:
         chain.spoil()
         plan.run(pool, 3)
         assert chain.read() == want
-    pool.retire()
     pool.close()
     assert not any(t.is_alive() for t in pool._threads)
 
@@ -112,6 +112,25 @@ def test_fewer_threads_leave_the_others_asleep(device) -> None:
     for _ in range(50):
         pool.run(empty, 2)
         assert asleep(pool)[1:] == [True, True]
+    pool.close()
+
+
+def test_a_plan_outlives_every_look_of_a_late_worker(device) -> None:
+    """A worker may come to a plan when the caller has long gone on and dropped it."""
+    pool = Pool(2, device.library)
+    plan = aligned_words(WORDS)
+    alive = weakref.ref(plan)
+    pool.run(plan, 2)
+    del plan
+    assert alive() is not None
+    for _ in range(2 * PLANS_HELD):
+        pool.run(aligned_words(WORDS), 2)
+    assert alive() is None
+    alone = aligned_words(WORDS)
+    alive = weakref.ref(alone)
+    pool.run(alone, 1)
+    del alone
+    assert alive() is None  # no worker has heard of it
     pool.close()
 
 

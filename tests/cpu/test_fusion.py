@@ -59,7 +59,6 @@ class Case:
         for t, values in self.leafs.items():
             tensor_set(t, memoryview(values.tobytes()))
         plan.run(pool, n_threads)
-        pool.retire()
         return [read(t).tobytes() for t in self.results]
 
     def check(self, pool: Pool, n_threads: int = 2) -> None:
