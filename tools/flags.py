@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pyggml.tools import flags_bench
 from pyggml.tools.flag import ALL, CACHE_TYPES, ON_OFF_AUTO, Flag
+from pyggml.tools.flags_devices import DEVICES
 from pyggml.tools.flags_sampling import SAMPLING
 from pyggml.tools.flags_threads import THREADS
 
@@ -31,14 +32,6 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         ),
         Flag("--no-mmap", "no_mmap", value=True, help="read the file: --load-mode none"),
         Flag("--mlock", "mlock", value=True, help="keep weights in memory: mmap+mlock"),
-        Flag(
-            "-ngl --gpu-layers --n-gpu-layers",
-            "n_gpu_layers",
-            help="layers to keep on a GPU: a number, auto or all",
-            default="auto",
-            env="N_GPU_LAYERS",
-            metavar="N",
-        ),
         Flag(
             "--repack/-nr --no-repack",
             "model.repack",
@@ -175,6 +168,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "YARN_BETA_FAST",
         ),
     ),
+    "Devices and placement": DEVICES,
     "Threads": THREADS,
     "Prompt and output": (
         Flag(
