@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pyggml.cost import Rates
 from pyggml.errors import OutOfMemory
 from pyggml.graph import Graph
 from pyggml.ops import Op
@@ -127,6 +128,10 @@ class Device(ABC):
 
     def compile_kernels(self) -> None:
         """Compile all kernels ahead of their first use; there are none."""
+
+    def rates(self) -> Rates | None:
+        """What the device reaches, to model its time; None: unknown."""
+        return None
 
     def new_event(self) -> Event | None:
         """None: the device has no events, callers synchronize instead."""
