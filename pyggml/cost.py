@@ -36,6 +36,7 @@ class Cost:
     weight_bytes: float = 0.0
     weight_type: GGMLType | None = None
     work: Work = Work.PLAIN
+    repacked: bool = False  # the weights are not laid out as in the file
 
     @property
     def is_free(self) -> bool:
@@ -56,6 +57,9 @@ class Rates:
     attention_gflops: float = 0.0  # 0: as `tensor_gflops`
     gbs_of: Mapping[GGMLType, float] = field(default_factory=dict)  # weights of a product
     gflops_of: Mapping[GGMLType, float] = field(default_factory=dict)  # products, by weights
+    # the same for repacked weights, in bytes of the file; what is missing is as above
+    repacked_gbs_of: Mapping[GGMLType, float] = field(default_factory=dict)
+    repacked_gflops_of: Mapping[GGMLType, float] = field(default_factory=dict)
     node_latency: float = 0.0  # on the device, for each node that does work
     submit: float = 0.0  # of the host, for each asynchronous call
     sync: float = 0.0  # of the host, for each wait
@@ -70,13 +74,13 @@ class Rates:
         """How long a node takes: memory or arithmetic, whichever is slower, and its start."""
         if cost.is_free:
             return 0.0
-        weights = self.weight_gbs(cost.weight_type)
+        weights = self.weight_gbs(cost)
         memory = cost.weight_bytes / weights + (cost.bytes - cost.weight_bytes) / self.gbs
         return self.node_latency + 1e-9 * max(memory, cost.flops / self.arithmetic(cost))
 
-    def weight_gbs(self, type: GGMLType | None) -> float:
-        """GB/s of weights of a type while they are multiplied."""
-        return self.gbs if type is None else self.gbs_of.get(type, self.gbs)
+    def weight_gbs(self, cost: Cost) -> float:
+        """GB/s of the weights while they are multiplied."""
+        return _of_type(cost, self.gbs_of, self.repacked_gbs_of, self.gbs)
 
     def arithmetic(self, cost: Cost) -> float:
         """GFLOP/s of this kind of work."""
@@ -84,9 +88,21 @@ class Rates:
         if cost.work == Work.ATTENTION:
             return self.attention_gflops or matrix
         if cost.work == Work.PRODUCT:
-            type = cost.weight_type
-            return matrix if type is None else self.gflops_of.get(type, matrix)
+            return _of_type(cost, self.gflops_of, self.repacked_gflops_of, matrix)
         return self.gflops
+
+
+def _of_type(
+    cost: Cost,
+    plain: Mapping[GGMLType, float],
+    repacked: Mapping[GGMLType, float],
+    default: float,
+) -> float:
+    if cost.weight_type is None:
+        return default
+    if cost.repacked and cost.weight_type in repacked:
+        return repacked[cost.weight_type]
+    return plain.get(cost.weight_type, default)
 
 
 def expected_experts(n_expert: int, n_used: int, n_tokens: int) -> float:
@@ -170,7 +186,7 @@ def _product(node: Tensor) -> Cost:
     a, b = _source(node, 0), _source(node, 1)
     weights = dense_bytes(a)
     moved = weights + dense_bytes(b) + dense_bytes(node)
-    return Cost(moved, 2.0 * a.ne[0] * node.nelements, weights, a.type, Work.PRODUCT)
+    return _multiplied(node, a, moved, weights)
 
 
 def _expert_product(node: Tensor) -> Cost:
@@ -178,7 +194,13 @@ def _expert_product(node: Tensor) -> Cost:
     a, rest = _source(node, 0), node.src[1:]
     weights = expert_bytes(node)
     moved = weights + sum(dense_bytes(src) for src in rest if src is not None) + dense_bytes(node)
-    return Cost(moved, 2.0 * a.ne[0] * node.nelements, weights, a.type, Work.PRODUCT)
+    return _multiplied(node, a, moved, weights)
+
+
+def _multiplied(node: Tensor, a: Tensor, moved: float, weights: float) -> Cost:
+    flops = 2.0 * a.ne[0] * node.nelements
+    repacked = a.buffer is not None and not a.buffer.buft.is_host
+    return Cost(moved, flops, weights, a.type, Work.PRODUCT, repacked)
 
 
 def _attention(node: Tensor) -> Cost:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from pyggml import build, quants, registry
 from pyggml.backend import alloc_tensors, tensor_set
 from pyggml.backends.cpu.buffers import panel_layout
+from pyggml.backends.cpu.calibrate import last_cache_bytes
 from pyggml.backends.cpu.device import CpuBackend, CpuDevice
 from pyggml.backends.cpu.probe import Probe
 from pyggml.dtypes import GGMLType
@@ -42,8 +42,6 @@ OF_MODELS = {
 DECODE_COLUMNS = 8  # up to this many, weights are to come from memory
 CACHE_SHARE = 4  # times the size of the last cache
 MAX_COPIES = 1024
-CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL_CACHE = 32 << 20  # bytes, where the system does not tell
 MIN_SAMPLE_NS = 5_000_000  # short, so that many fall between what else the machine does
 RANDOM_VALUES = 1 << 18  # weights that are drawn; then they repeat
 
@@ -146,13 +144,6 @@ def _experts(text: str) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------- the operation
-def last_cache_bytes() -> int:
-    """Size of the last level of cache."""
-    sizes = [f.read_text().strip() for f in CACHE.glob("index*/size")]
-    units = {"K": 1 << 10, "M": 1 << 20}
-    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=USUAL_CACHE)
-
-
 def random_bytes(type: GGMLType, rows: int, k: int) -> npt.NDArray[np.uint8]:
     """Valid rows; only the first ones are drawn."""
     random, drawn = np.random.default_rng(0), max(1, min(rows, RANDOM_VALUES // k))

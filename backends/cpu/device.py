@@ -37,6 +37,7 @@ from pyggml.backends.cpu.numa import Numa, find_numa
 from pyggml.backends.cpu.placement import Placement
 from pyggml.backends.cpu.plan import Plan, kernel_names
 from pyggml.backends.cpu.pool import ENTRY_POINTS, Pool
+from pyggml.cost import Rates
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 from pyggml.threads import ThreadParams
@@ -88,6 +89,12 @@ class CpuDevice(Device):
             if source is not None and is_repacked(source):
                 return self._repack.supports_op(node)
         return find_lowering(node) is not None
+
+    def rates(self, threads: ThreadParams | None = None) -> Rates:
+        """Measured with as many threads as there are cores, if no others are given."""
+        from pyggml.backends.cpu.calibrate import cpu_rates
+
+        return cpu_rates(self, threads or ThreadParams(usable_cores()))
 
     def use_numa(self, mode: str) -> None:
         if mode != self._numa_mode:

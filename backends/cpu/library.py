@@ -72,9 +72,15 @@ class KernelLibrary:
 
         self.addresses(kernel_names(), progress)
 
+    def folder(self) -> Path:
+        """Where the code for this processor lies, and what is measured with it."""
+        if self._folder is None:
+            self._folder = self._open_folder()
+        return self._folder
+
     # ------------------------------------------------------------ object files
     def _objects(self, names: list[str], progress: Progress) -> dict[str, bytes]:
-        folder = self._folder = self._folder or self._open_folder()
+        folder = self.folder()
         found = {n: read_object(folder / f"{n}.o") for n in names}
         missing = [n for n, code in found.items() if code is None]
         if missing:
