@@ -104,7 +104,7 @@ class Context:
         try:
             model.use_numa(model.numa)  # another model may have been loaded meanwhile
             self.backends += (device.init_backend() for device in model.devices)
-            self.sched = Scheduler(self.backends)
+            self.sched = self._make_scheduler()
             self._reserve()
         except BaseException:
             self.close()
@@ -216,6 +216,20 @@ class Context:
             self._use_threads(n)
             for backend in self.backends:
                 backend.prepare(graph)
+
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(self.backends)
+
+    def plan_graph(self, n_tokens: int) -> tuple[Scheduler, list[int]]:
+        """A scheduler that has split the graph of a ubatch, as it runs when the memory is full.
+
+        It has allocated nothing: it tells what would run where. And the bytes to compute in, per
+        backend.
+        """
+        n_kv = tuple(cache.params.size for cache in self.memory.caches)
+        sched = self._make_scheduler()
+        sizes = sched.reserve_size(self._describe(GraphShape(n_tokens, 1, n_kv, 1)).graph)
+        return sched, sizes
 
     def warm_up(self) -> None:
         """Run BOS and EOS once, so that later runs are as fast as they can be; leaves no trace."""

@@ -201,6 +201,11 @@ class Scheduler:
         return tuple(self._cut.splits) if self._cut is not None else ()
 
     @property
+    def cut(self) -> Cut | None:
+        """The present graph with its splits and copies; None after a reset."""
+        return self._cut
+
+    @property
     def layout(self) -> Layout:
         """What memory was planned for last: nodes, copies and leafs with their backend ids."""
         return self._layout

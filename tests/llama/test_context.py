@@ -448,3 +448,16 @@ def test_warming_up_leaves_no_trace(model: Model) -> None:
     np.testing.assert_array_equal(
         run(context, prompt(3)), run(context_of(model, n_batch=1), prompt(3))
     )
+
+
+def test_what_runs_where_is_told_without_allocating(model: Model) -> None:
+    with closing(context_of(model, n_ctx=64, n_ubatch=8)) as context:
+        before = context.memory.nbytes
+        sched, sizes = context.plan_graph(8)
+        (split,) = sched.splits
+        assert sched.cut is not None and sched.cut.graph.nodes == split.graph.nodes
+        assert sizes[0] > 0 and sched.buffer_size(context.backends[0]) == 0
+        assert sched is not context.sched and context.memory.nbytes == before
+        tokens = sched.cut.graph.find("inp_tokens")
+        assert tokens is not None and tokens.ne[0] == 8
+        context.decode(Batch.of(prompt(8), 0))
