@@ -21,6 +21,7 @@ from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams, RopeOverrides
 from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import Model, ModelParams, Progress, load_model
+from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
 from pyggml.llama.session import GenerateParams, Session, Step, Timings
 
@@ -142,9 +143,18 @@ class Llama:
         """A new context with this model's parameters, warmed up unless they say otherwise."""
         context = Context(self.model, self.context_params)
         self._contexts.append(context)
-        if self.context_params.warmup:
+        if self.context_params.warmup and not self.model.no_alloc:
             context.warm_up()
         return context
+
+    def memory_table(self, context: Context | None = None) -> MemoryTable:
+        """Which device has what of the model and of a context (by default the first, or a new one).
+
+        >>> [(d.name, d.use.model, d.free) for d in llama.memory_table().devices]
+        """
+        if context is None:
+            context = self._contexts[0] if self._contexts else self.context()
+        return memory_table(self.model, context)
 
     def close_context(self, context: Context) -> None:
         """Stop a context's threads and give its memory back."""
@@ -226,9 +236,10 @@ def load(
     jinja: bool = True,
     override_kv: Sequence[str | Override] = (),
     devices: Sequence[Device] | None = None,
+    no_alloc: bool = False,
     **params: Any,
 ) -> Llama:
-    """Load a GGUF model.
+    """Load a GGUF model; with `no_alloc` only plan it, for which its header is enough.
 
     Keywords are the command line's parameters: the fields of ModelParams (load_mode, repack,
     check_tensors, numa), of ContextParams (n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch,
@@ -249,7 +260,7 @@ def load(
     cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
     context_params = ContextParams(rope=rope, cpu=cpu, **for_context)
     for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
-    model = load_model(path, ModelParams(**for_model), progress, devices=devices)
+    model = load_model(path, ModelParams(**for_model), progress, devices=devices, no_alloc=no_alloc)
     try:
         template = select_template(model.metadata, model.vocab, chat_template, jinja=jinja)
     except BaseException:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build, env
-from pyggml.backend import Backend, Status, tensor_get, tensor_set
+from pyggml.backend import Backend, Status, alloc_tensors, tensor_get, tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
@@ -40,6 +40,7 @@ from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model
 from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.params import FlashAttnParams
+from pyggml.placeholder import plan_tensors
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor, new_tensor
 
@@ -75,6 +76,14 @@ class Perf:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSize:
+    """How large a graph is."""
+
+    nodes: int
+    splits: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Built:
     """An allocated graph and the leafs to fill before it runs."""
 
@@ -94,6 +103,7 @@ class Context:
         self.hparams = self.params.rope.apply_all(hp)
         self._threads, self._threads_batch = self.params.threads(1), self.params.threads(2)
         self.perf = Perf()
+        self.graph_sizes: dict[int, GraphSize] = {}  # of reserved graphs, by number of tokens
         self._built: _Built | None = None
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
         self._row_of: dict[int, int] = {}
@@ -167,7 +177,7 @@ class Context:
         buft = self.model.devices[-1].buffer_type()
         try:
             for part in memory.parts:
-                part.allocate(buft)
+                part.allocate(buft, plan_tensors if self.model.no_alloc else alloc_tensors)
         except OutOfMemory as e:
             memory.free()
             raise OutOfMemory(
@@ -213,12 +223,15 @@ class Context:
             graph = self._describe(GraphShape(n, n, n_kv, n_seqs)).graph
             self.sched.reserve(graph)
             log.debug("graph of %d tokens: nodes = %d", n, len(graph.nodes))
+            self.graph_sizes[n] = GraphSize(len(graph.nodes), self.sched.n_splits)
+            if self.model.no_alloc:
+                continue
             self._use_threads(n)
             for backend in self.backends:
                 backend.prepare(graph)
 
     def _make_scheduler(self) -> Scheduler:
-        return Scheduler(self.backends)
+        return Scheduler(self.backends, no_alloc=self.model.no_alloc)
 
     def plan_graph(self, n_tokens: int) -> tuple[Scheduler, list[int]]:
         """A scheduler that has split the graph of a ubatch, as it runs when the memory is full.
@@ -258,6 +271,10 @@ class Context:
         else it keeps the ubatches that were computed, and nothing of the one that was not; with a
         recurrent state it keeps nothing of that one's sequences.
         """
+        if self.model.no_alloc:
+            raise UserError(
+                f"{self.model.gguf.path} is loaded without data: it can only be planned"
+            )
         start = time.perf_counter()
         self._check(batch)
         self._forget_logits()

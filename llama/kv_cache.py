@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build
-from pyggml.backend import BufferType, pad
+from pyggml.backend import BufferType, alloc_tensors, pad
 from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
 from pyggml.llama.batch import Ubatch
 from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cells import Cells, IntArray
-from pyggml.llama.memory_part import MemoryPart
+from pyggml.llama.memory_part import Alloc, MemoryPart
 from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.tensor import Tensor, new_tensor
 
@@ -84,12 +84,12 @@ class KvCache(MemoryPart):
             return 0
         return head & -head
 
-    def allocate(self, buft: BufferType) -> None:
+    def allocate(self, buft: BufferType, alloc: Alloc = alloc_tensors) -> None:
         """Place the tensors; they start as zeros, since masked cells are still multiplied.
 
         Raises OutOfMemory.
         """
-        super().allocate(buft)
+        super().allocate(buft, alloc)
         self.cells = Cells(self.params.size, self.params.n_seq_max)
 
     def find_slot(self, cells: Cells, n: int) -> IntArray | None:

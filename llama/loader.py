@@ -14,7 +14,7 @@ from pathlib import Path
 from pyggml import registry
 from pyggml.backend import Buffer, BufferType, Device, Usage, alloc_tensors
 from pyggml.errors import ConfigError, ModelError
-from pyggml.gguf import Gguf, GgufTensor, Metadata, Override, open_gguf
+from pyggml.gguf import Gguf, GgufPart, GgufTensor, Metadata, Override, open_gguf
 from pyggml.llama import architectures
 from pyggml.llama.architectures import Architecture
 from pyggml.llama.description import describe
@@ -24,6 +24,7 @@ from pyggml.llama.placement import select_buffer_type
 from pyggml.llama.tensor_check import check_data
 from pyggml.llama.vocab import Vocab
 from pyggml.llama.weights import Want, WantList, Weights
+from pyggml.placeholder import PlaceholderBuffer, plan_tensors
 from pyggml.tensor import Tensor, padded
 from pyggml.threads import usable_cpus
 
@@ -80,6 +81,7 @@ class Model:
     lock: MemoryLock = field(default_factory=MemoryLock)
     load_ms: float = 0.0
     numa: str = ""  # of NUMA_MODES
+    no_alloc: bool = False  # only planned: the tensors have places, but neither memory nor data
 
     @property
     def n_cores(self) -> int:
@@ -130,18 +132,23 @@ def load_model(
     progress: Progress | None = None,
     *,
     devices: Sequence[Device] | None = None,
+    no_alloc: bool = False,
 ) -> Model:
     """Open, check and place everything on `devices` (None: all there are).
+
+    With `no_alloc` nothing is read but the header, which may be all there is: buffers are
+    placeholders of the size that loading would take.
 
     Raises GgufError, ModelError, ConfigError or OutOfMemory, and LoadCancelled if `progress` asks
     for it; then nothing stays open or allocated.
     """
     start = time.perf_counter()
     params = params or ModelParams()
-    gguf = open_gguf(path)
+    gguf = open_gguf(path, allow_no_data=no_alloc)
     try:
         with _about(gguf):
             placed, model = _describe(gguf, params, tuple(devices or registry.devices()))
+        model.no_alloc = no_alloc
         model.use_numa(params.numa)
         _Loading(model, params, placed, progress or (lambda share: True)).run()
     except BaseException:
@@ -247,6 +254,7 @@ class _Loading:
         )
         self.total = sum(p.source.nbytes for p in placed) or 1
         self.done = 0
+        self.alloc = plan_tensors if model.no_alloc else alloc_tensors
         self.copied: list[str] = []  # what was written into each buffer type but plain memory
 
     def run(self) -> None:
@@ -263,6 +271,8 @@ class _Loading:
         for buffer in self.model.buffers:
             buffer.set_usage(Usage.WEIGHTS)
             log.info("%12s model buffer size = %8.2f MiB", buffer.name, buffer.size / 1048576)
+        if self.model.no_alloc:
+            return
         log.info("repacking: %s", "; ".join(self.copied) or self._why_in_rows())
         if self.params.use_mlock:
             self._lock()
@@ -284,23 +294,31 @@ class _Loading:
             file = self.model.gguf.parts[part]
             first = min(p.source.offset for p in mine)
             size = max(p.source.offset + p.source.nbytes for p in mine) - first
-            device = mine[0].buft.device
-            buffer = device.buffer_from_host_ptr(file.address(first), size, file)
-            assert buffer is not None
+            buffer = self._wrap(mine[0].buft.device, file, first, size)
             self.model.buffers.append(buffer)
             for p in mine:
                 p.tensor.buffer = buffer
-                p.tensor.data = file.address(p.source.offset)
+                p.tensor.data = buffer.base + p.source.offset - first
                 buffer.init_tensor(p.tensor)
                 self._finish(p)
+
+    def _wrap(self, device: Device, file: GgufPart, first: int, size: int) -> Buffer:
+        """A part of the file's mapping as a buffer."""
+        if self.model.no_alloc:
+            return PlaceholderBuffer(device.mapped_buffer_type(), size)
+        buffer = device.buffer_from_host_ptr(file.address(first), size, file)
+        assert buffer is not None
+        return buffer
 
     def _copy(self, placed: Sequence[_Placed]) -> None:
         """Allocate one buffer per buffer type and write the data, biggest tensors first."""
         for buft in dict.fromkeys(p.buft for p in placed):
             mine = [p for p in placed if p.buft is buft]
-            buffer = alloc_tensors([p.tensor for p in mine], buft)
+            buffer = self.alloc([p.tensor for p in mine], buft)
             if buffer is not None:
                 self.model.buffers.append(buffer)
+            if self.model.no_alloc:
+                continue
             for part in {p.tensor.buffer for p in mine}:
                 if part is not None:
                     part.prepare()
@@ -325,6 +343,8 @@ class _Loading:
         buffer.set(p.tensor, memoryview(data))
 
     def _finish(self, p: _Placed) -> None:
+        if self.model.no_alloc:
+            return
         is_tied = p.source.name != p.want.name  # it is checked under its own name
         if p.want.checked or (self.params.check_tensors and not is_tied):
             check_data(self.model.gguf, p.source)

@@ -15,6 +15,7 @@ from pyggml.backend import Buffer, BufferType, EmptyBuffer, Usage, pad, view_ini
 from pyggml.errors import OutOfMemory
 from pyggml.graph import Graph
 from pyggml.ops import OPS, Op, TensorFlag
+from pyggml.placeholder import PlaceholderBuffer
 from pyggml.tensor import Tensor
 
 log = logging.getLogger("pyggml.alloc")
@@ -154,11 +155,14 @@ class GraphAllocator:
     leafs in the same order whose tensors need no more bytes than the reserved ones.
 
     An in-place operation takes over its source's memory even if that lies in another buffer than
-    the one asked for, unless `stay_in_buffer` forbids it.
+    the one asked for, unless `stay_in_buffer` forbids it. With `no_alloc` buffers have a size only.
     """
 
-    def __init__(self, bufts: Sequence[BufferType], *, stay_in_buffer: bool = False) -> None:
+    def __init__(
+        self, bufts: Sequence[BufferType], *, stay_in_buffer: bool = False, no_alloc: bool = False
+    ) -> None:
         self.bufts = tuple(bufts)
+        self._new_buffers = _plan_buffers if no_alloc else _new_buffers
         self._stay_in_buffer = stay_in_buffer
         self._first = [self.bufts.index(buft) for buft in self.bufts]
         # one backend buffer per chunk; None: not allocated yet
@@ -225,7 +229,7 @@ class GraphAllocator:
                 log.debug("reallocating %s buffer from %d MiB to %d MiB", name, before, after)
                 _free_all(have)
                 self._buffers[i] = None
-            self._buffers[i] = _new_buffers(self.bufts[i], sizes)
+            self._buffers[i] = self._new_buffers(self.bufts[i], sizes)
 
     # ------------------------------------------------------------ addresses
     def alloc_graph(self, graph: Graph) -> bool:
@@ -291,6 +295,10 @@ class GraphAllocator:
 def _free_all(buffers: Iterable[Buffer]) -> None:
     for buffer in buffers:
         buffer.free()
+
+
+def _plan_buffers(buft: BufferType, sizes: Sequence[int]) -> list[Buffer]:
+    return [PlaceholderBuffer(buft, size) for size in sizes]
 
 
 def _new_buffers(buft: BufferType, sizes: Sequence[int]) -> list[Buffer]:

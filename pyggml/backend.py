@@ -116,6 +116,10 @@ class Device(ABC):
         """Wrap host memory (a file mapping kept alive by `owner`); None: not possible."""
         return None
 
+    def mapped_buffer_type(self) -> BufferType:
+        """The type of buffers that wrap host memory, if there can be any; the default one."""
+        return self.buffer_type()
+
     def offload_op(self, node: Tensor) -> bool:
         """Worth copying host weights here for this op; False."""
         return False

@@ -46,8 +46,10 @@ class Scheduler:
         *,
         parallel: bool = False,
         op_offload: bool = True,
+        no_alloc: bool = False,
         stream: TextIO | None = None,
     ) -> None:
+        """`no_alloc`: only sizes are wanted; what is reserved cannot be run."""
         self.backends = tuple(backends)
         self.bufts = tuple(bufts or (b.device.buffer_type() for b in self.backends))
         _check(self.backends, self.bufts)
@@ -64,7 +66,7 @@ class Scheduler:
         self._assignment = Assignment(self.backends, self.bufts, op_offload=op_offload)
         # other backends were promised that a node lies in the memory of its own backend; ggml lets
         # it inherit, say, host memory that only its backend reads
-        self._allocator = GraphAllocator(self.bufts, stay_in_buffer=True)
+        self._allocator = GraphAllocator(self.bufts, stay_in_buffer=True, no_alloc=no_alloc)
         self._copy, self._next_copy = 0, 0
         self._cut: Cut | None = None
         self._layout = Layout(Graph(), [], [])

@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from pyggml.backend import BufferType, DeviceType
 from pyggml.gguf import Metadata, ValueType
 from pyggml.llama.context import Context
 from pyggml.llama.loader import Model
+from pyggml.llama.memory_table import memory_table
 from pyggml.llama.sampling import SamplingParams
 from pyggml.tools.task import Task
 
@@ -40,7 +40,8 @@ def log_end(task: Task) -> None:
     """Times and memory of everything since the model was ready."""
     if not log.isEnabledFor(logging.INFO):
         return
-    for line in (*perf_lines(task), *memory_lines(task.llama.model, task.chat.session.context)):
+    table = memory_table(task.llama.model, task.chat.session.context)
+    for line in (*perf_lines(task), *table.lines()):
         log.info("%s", line)
 
 
@@ -118,45 +119,3 @@ def _eval(ms: float, n: int, what: str) -> str:
     return (
         f"{ms:10.2f} ms / {n:5d} {what} ({ms / n:8.2f} ms per token, {rate:8.2f} tokens per second)"
     )
-
-
-# ---------------------------------------------------------------- memory
-HEADER = "| {} | {}   {}    {}   {}   {}   {}    {} |"
-DEVICE = "| {} | {} = {} + ({} = {} + {} + {}) + {} |"
-OTHER = "| {} | {}   {}    {} = {} + {} + {}    {} |"
-
-
-def memory_lines(model: Model, context: Context) -> Iterator[str]:
-    """llama.cpp's table in MiB: devices with own memory, the host, other layouts on the host."""
-    sizes = _bytes_by_buffer_type(model, context)
-    names = "total", "free", "self", "model", "context", "compute", "unaccounted"
-    rows: list[tuple[str, tuple[str, ...]]] = [(HEADER, ("memory breakdown [MiB]", *names))]
-    for device in (d for d in model.devices if d.type != DeviceType.CPU):
-        parts = sizes.pop(device.buffer_type(), [0, 0, 0])
-        memory = device.memory()
-        rest = memory.total - memory.free - sum(parts)
-        numbers = (memory.total, memory.free, sum(parts), *parts, rest)
-        name = f"  - {device.name} ({device.description})"
-        rows.append((DEVICE, (name, *(str(n >> 20) for n in numbers))))
-    hosts = [parts for buft, parts in sizes.items() if buft.is_host]
-    others = [(buft.name, parts) for buft, parts in sizes.items() if not buft.is_host]
-    for name, parts in [("Host", [sum(column) for column in zip(*hosts, strict=True)]), *others]:
-        shown = (str(n >> 20) for n in (sum(parts), *parts))
-        rows.append((OTHER, (f"  - {name}", "", "", *shown, "")))
-    widths = [max(len(row[i]) for _, row in rows) for i in range(len(names) + 1)]
-    for template, (name, *cells) in rows:
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield template.format(name.ljust(widths[0]), *padded)
-
-
-def _bytes_by_buffer_type(model: Model, context: Context) -> dict[BufferType, list[int]]:
-    """Bytes of weights, of the memory of sequences and of computing."""
-    caches = [part.buffer for part in context.memory.parts if part.buffer is not None]
-    found: dict[BufferType, list[int]] = {}
-    for column, buffers in enumerate((model.buffers, caches)):
-        for buffer in buffers:
-            found.setdefault(buffer.buft, [0, 0, 0])[column] += buffer.size
-    for backend in context.backends:
-        buft = backend.device.buffer_type()
-        found.setdefault(buft, [0, 0, 0])[2] += context.sched.buffer_size(backend)
-    return found

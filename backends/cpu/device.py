@@ -79,6 +79,9 @@ class CpuDevice(Device):
     def buffer_from_host_ptr(self, address: int, size: int, owner: object) -> Buffer:
         return HostBuffer(self._mapped, at_address(address, size), owner)
 
+    def mapped_buffer_type(self) -> BufferType:
+        return self._mapped
+
     def supports_buft(self, buft: BufferType) -> bool:
         return buft.is_host or buft is self._repack
 
