@@ -99,13 +99,13 @@ class HostBufferType(BufferType):
         return HostBuffer(self, _reserve(self, size))
 
 
-def _reserve(buft: BufferType, size: int) -> Bytes:
+def _reserve(buft: BufferType, size: int, *, huge: bool = False) -> Bytes:
     """Memory for a buffer; OutOfMemory tells what is free."""
     free = buft.device.memory().free
     try:
         if size > free:
             raise MemoryError
-        return reserve(size)
+        return reserve(size, huge=huge)
     except (MemoryError, OSError, OverflowError) as e:
         raise OutOfMemory(
             f"a {buft.name} buffer of {_mib(size)} does not fit into memory: {_mib(free)} are free"
@@ -127,7 +127,8 @@ class RepackBufferType(BufferType):
         self.device: CpuDevice = device
 
     def alloc_buffer(self, size: int) -> Buffer:
-        return RepackBuffer(self, _reserve(self, size))
+        # a token reads all of it: with small pages, looking up addresses costs up to 15 % of that
+        return RepackBuffer(self, _reserve(self, size, huge=True))
 
     def alloc_size(self, tensor: Tensor) -> int:
         panel = panel_layout(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,17 @@ def aligned_words(n: int) -> npt.NDArray[np.int64]:
     return raw[start : start + n]
 
 
-def reserve(nbytes: int) -> Bytes:
-    """Zeroed memory on page boundaries; the system provides a page when it is first touched."""
+def reserve(nbytes: int, *, huge: bool = False) -> Bytes:
+    """Zeroed memory on page boundaries; the system provides a page when it is first touched.
+
+    `huge`: in large pages where the system has them, for memory that will be filled whole.
+    """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=private), np.uint8)
+    pages = mmap.mmap(-1, max(nbytes, 1), flags=private)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def zero(memory: Bytes) -> None:

@@ -1,7 +1,9 @@
 """Host memory: zeroed, aligned, and given back to the system when it is zeroed again."""
 
+import re
 import resource
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +33,25 @@ def test_zeroing_gives_pages_back() -> None:
     full = resident()
     zero(memory)
     assert full - resident() > 60 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("huge", [False, True])
+def test_large_pages_are_asked_for(huge: bool) -> None:
+    memory = reserve(8 << 20, huge=huge)
+    assert not memory.any()
+    assert ("hg" in flags_of(memory.ctypes.data)) == huge
+
+
+def flags_of(address: int) -> list[str]:
+    """The system's flags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) <= address < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"{address:#x} is not mapped")
 
 
 def test_foreign_memory_can_be_zeroed() -> None:
