@@ -175,7 +175,7 @@ def lower_quantized(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     )
     yield Step(
         f"mul_mat_{weights.type.name.lower()}",
-        ctx.chunks(-(-rows // ROWS) * columns.planes),
+        ctx.chunks(-(-rows // ROWS) * columns.planes, nbytes=weights.nbytes * columns.n),
         node,
         (weights, work),
         params,
@@ -272,4 +272,5 @@ def lower_float(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     n_items = -(-rows // 8) * planes.planes2 * planes.planes3
     name = f"mul_mat_{weights.type.name.lower()}"
     scratch = FLOAT_SUMS if x_nb[0] == 0 else 0
-    yield Step(name, ctx.chunks(n_items), node, (weights, source), params, scratch=scratch)
+    n_chunks = ctx.chunks(n_items, nbytes=weights.nbytes * planes.n)
+    yield Step(name, n_chunks, node, (weights, source), params, scratch=scratch)

@@ -77,6 +77,14 @@ def supports_float_experts(node: Tensor) -> bool:
     return _operands(node)[0].type in FLOATS and _usual(node)
 
 
+def _chunks(ctx: PlanContext, node: Tensor, n_items: int, grouped: bool) -> int:
+    """How many chunks to cut the rows of all experts in use into."""
+    weights, _, ids = _operands(node)
+    if ids.ne[1] == 1:  # each has one column
+        return ctx.chunks(n_items, nbytes=weights.nb[2] * ids.ne[0])
+    return ctx.chunks(n_items, per_thread=GROUPED_CHUNKS if grouped else CHUNKS)
+
+
 def _positions(n_columns: int, n_experts: int, group: int) -> int:
     """Most positions that a route can have: every expert in use may need padding."""
     return n_columns + (group - 1) * min(n_experts, n_columns)
@@ -194,7 +202,7 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     n_items = -(-rows // ROWS) * min(n_experts, n)
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
-        ctx.chunks(n_items, per_thread=CHUNKS if columns.group == 1 else GROUPED_CHUNKS),
+        _chunks(ctx, node, n_items, columns.group != 1),
         node,
         (weights, work, route),
         params,
@@ -235,7 +243,7 @@ def lower_float_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
     n_items = -(-rows // 8) * min(n_experts, n)
     yield Step(
         f"mul_mat_id_{weights.type.name.lower()}",
-        ctx.chunks(n_items, per_thread=CHUNKS if packed is None else GROUPED_CHUNKS),
+        _chunks(ctx, node, n_items, packed is not None),
         node,
         (weights, source, route, packed),
         (rows, n_used, k, x.ne[1], column_bytes, rows_at_once(weights)),

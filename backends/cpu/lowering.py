@@ -15,6 +15,9 @@ from pyggml.dtypes import GGMLType
 from pyggml.ops import Op
 from pyggml.tensor import Shape, Tensor, dense_strides
 
+# Starting a chunk costs about as much as reading 15 KB.
+CHUNK_BYTES = 256 << 10
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
@@ -85,11 +88,17 @@ class PlanContext:
         if node.view_src is not None:
             self._quantized.pop(node.view_src, None)
 
-    def chunks(self, n_items: int, per_thread: int = 4) -> int:
-        """How many chunks to cut n_items of equal work into."""
+    def chunks(self, n_items: int, per_thread: int = 4, nbytes: int | None = None) -> int:
+        """How many chunks to cut n_items of equal work into.
+
+        `nbytes` that they read in all: more chunks than threads only if each is worth its start.
+        """
         if n_items <= 0:
             return 0
-        return min(n_items, per_thread * self.n_threads if self.n_threads > 1 else 1)
+        most = per_thread * self.n_threads if self.n_threads > 1 else 1
+        if nbytes is not None:
+            most = min(most, max(self.n_threads, nbytes // CHUNK_BYTES))
+        return min(n_items, most)
 
 
 Lower = Callable[[Tensor, PlanContext], Iterator[Step]]

@@ -11,7 +11,7 @@ from pyggml.alloc import GraphAllocator
 from pyggml.backend import tensor_get
 from pyggml.backends.cpu.buffers import is_repacked
 from pyggml.backends.cpu.lower_matmul import BLOCK_BYTES
-from pyggml.backends.cpu.lowering import PlanContext, find_lowering
+from pyggml.backends.cpu.lowering import CHUNK_BYTES, PlanContext, find_lowering
 from pyggml.backends.cpu.panels import LAYOUTS
 from pyggml.dtypes import GGMLType as T
 from pyggml.graph import build_graph
@@ -213,4 +213,25 @@ def test_threads_share_one_token(n_threads) -> None:
         new_tensor(T.Q4_0, K, 16 * 64, 6), new_tensor(F32, K, 1, 1), new_tensor(T.I32, 1, 1)
     )
     steps = list(find_lowering(node)(node, PlanContext(n_threads)))
-    assert steps[-1].n_chunks == min(64, 16 * n_threads)
+    assert steps[-1].n_chunks == n_threads
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize("op", [build.mul_mat, build.mul_mat_id])
+def test_a_chunk_is_worth_its_start(op, n_tokens) -> None:
+    """More chunks than threads only where each reads enough; a thread that is late is helped."""
+    found = []
+    for rows in (16, 160, 1600, 16000):
+        weights = new_tensor(T.Q8_0, 2048, rows, *([4] if op is build.mul_mat_id else []))
+        operands = (
+            (new_tensor(F32, 2048, 1, n_tokens), new_tensor(T.I32, 2, n_tokens))
+            if op is build.mul_mat_id
+            else (new_tensor(F32, 2048, n_tokens),)
+        )
+        node = op(weights, *operands)
+        step = list(find_lowering(node)(node, PlanContext(2)))[-1]
+        reads = weights.type.row_size(2048) * rows * node.ne[1] * (node.ne[2] or 1)
+        found.append(step.n_chunks)
+        if n_tokens == 1:
+            assert step.n_chunks <= 2 or reads / step.n_chunks >= CHUNK_BYTES
+    assert found[0] <= found[1] <= found[2] <= found[3] >= 8
