@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -41,8 +41,6 @@ from pyggml.cost import Rates
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 from pyggml.threads import ThreadParams
-
-PLANS_KEPT = 8
 
 
 class CpuDevice(Device):
@@ -110,8 +108,16 @@ class CpuDevice(Device):
         self.library.compile_all()
 
 
+@dataclass(slots=True)
+class _Plans:
+    """The plans of one graph, by their number of threads; void when it gets another number."""
+
+    uid: int
+    by_threads: dict[int, Plan] = field(default_factory=dict)
+
+
 class CpuBackend(Backend):
-    """Runs graphs on a pool of threads; plans are kept as long as their graph is reused."""
+    """Runs graphs on a pool of threads; the plans of a graph are kept as long as the graph."""
 
     name = "CPU"
 
@@ -122,7 +128,7 @@ class CpuBackend(Backend):
         self.abort: Callable[[], bool] = lambda: False  # asked before every graph
         self._placement = Placement(device.numa)
         self._pool: Pool | None = None
-        self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
+        self._plans: weakref.WeakKeyDictionary[Graph, _Plans] = weakref.WeakKeyDictionary()
 
     def set_n_threads(self, n: int) -> None:
         """Threads, the caller included, that the next graphs use."""
@@ -142,28 +148,31 @@ class CpuBackend(Backend):
     def graph_compute(self, graph: Graph) -> Status:
         if self.abort():
             return Status.ABORTED
-        self.plan(graph).run(self._ready_pool(), self.n_threads)
+        self.run(self.plan(graph))
         return Status.SUCCESS
+
+    def run(self, plan: Plan) -> None:
+        """Compute a plan of this backend. Raises IdError."""
+        plan.run(self._ready_pool(plan.n_threads), plan.n_threads)
 
     def plan(self, graph: Graph) -> Plan:
         """The plan of a graph, kept if the graph has a number."""
-        key = (graph.uid, self.n_threads)
-        plan = self._plans.get(key)
+        kept = self._plans.get(graph) if graph.uid else None
+        if kept is None or kept.uid != graph.uid:
+            kept = _Plans(graph.uid)
+            if graph.uid:
+                self._plans[graph] = kept
+        plan = kept.by_threads.get(self.n_threads)
         if plan is None:
             plan = Plan(graph, self.device.library, self.n_threads, fuse=self.fuse)
-            if graph.uid:
-                self._plans[key] = plan
-                if len(self._plans) > PLANS_KEPT:
-                    self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
+            kept.by_threads[self.n_threads] = plan
         return plan
 
     def profile(self, graph: Graph) -> str:
         """Run a graph step by step; a table of where the time went, longest first."""
         plan = self.plan(graph)
         total: dict[tuple[str, str], list[int]] = {}
-        for t in plan.profile(self._ready_pool(), self.n_threads):
+        for t in plan.profile(self._ready_pool(self.n_threads), self.n_threads):
             total.setdefault((t.label.op, t.label.kernel), []).append(t.nanoseconds)
         rows = sorted(((sum(ns), len(ns), key) for key, ns in total.items()), reverse=True)
         width = max((16, *(len(op) for op, _ in total)))
@@ -178,11 +187,11 @@ class CpuBackend(Backend):
             self._pool = None
         self._plans.clear()
 
-    def _ready_pool(self) -> Pool:
-        if self._pool is None or self._pool.n_threads < self.n_threads:
+    def _ready_pool(self, n_threads: int) -> Pool:
+        if self._pool is None or self._pool.n_threads < n_threads:
             if self._pool is not None:
                 self._pool.close()
-            self._pool = Pool(self.n_threads, self.device.library, placement=self._placement)
+            self._pool = Pool(n_threads, self.device.library, placement=self._placement)
         self._pool.use(self.threads)
         return self._pool
 

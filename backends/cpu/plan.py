@@ -47,6 +47,7 @@ class Plan:
     def __init__(
         self, graph: Graph, library: KernelLibrary, n_threads: int, *, fuse: bool = True
     ) -> None:
+        self.n_threads = n_threads
         steps: list[Step] = []
         self.labels: list[Label] = []
         self._ids: dict[int, IdsUse] = {}  # by step

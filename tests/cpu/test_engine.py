@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyggml import build
 from pyggml.backend import Status, alloc_tensors, tensor_get, tensor_set
 from pyggml.backends.cpu import state as s
-from pyggml.backends.cpu.device import PLANS_KEPT, CpuBackend, CpuDevice
+from pyggml.backends.cpu.device import CpuBackend, CpuDevice
 from pyggml.backends.cpu.lowering import Step, Work
 from pyggml.backends.cpu.memory import aligned_words
 from pyggml.backends.cpu.node import WORDS
@@ -149,16 +149,29 @@ def test_interpreter_ends_with_running_workers() -> None:
 
 
 # ---------------------------------------------------------------- plans
-def test_plan_is_kept_for_a_numbered_graph(device) -> None:
+def test_plans_are_kept_as_long_as_their_graph(device) -> None:
     backend = CpuBackend(device, 2)
-    chains = [Chain(device, length=1) for _ in range(PLANS_KEPT + 1)]
-    plan = backend.plan(chains[0].graph)
-    assert backend.plan(chains[0].graph) is plan
-    for chain in chains[1:]:
-        backend.graph_compute(chain.graph)
-    assert backend.plan(chains[0].graph) is not plan
-    chains[0].graph.uid = 0
-    assert backend.plan(chains[0].graph) is not backend.plan(chains[0].graph)
+    chains = [Chain(device, length=1) for _ in range(20)]
+    plans = [backend.plan(chain.graph) for chain in chains]
+    assert [backend.plan(chain.graph) for chain in chains] == plans
+    gone = weakref.ref(plans.pop())
+    del chains[-1]
+    assert gone() is None
+    backend.close()
+
+
+def test_a_graph_with_another_number_gets_another_plan(device) -> None:
+    backend = CpuBackend(device, 2)
+    chain = Chain(device, length=1)
+    plan = backend.plan(chain.graph)
+    backend.set_n_threads(1)
+    assert backend.plan(chain.graph) is not plan
+    backend.set_n_threads(2)
+    assert backend.plan(chain.graph) is plan
+    chain.graph.uid += 1
+    assert backend.plan(chain.graph) is not plan
+    chain.graph.uid = 0
+    assert backend.plan(chain.graph) is not backend.plan(chain.graph)
     backend.close()
 
 

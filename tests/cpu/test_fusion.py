@@ -293,7 +293,9 @@ def distributions(model: Llama, fuse: bool) -> tuple[list[Array], int]:
         context.decode(Batch.of(ids[at : at + n], at, logits="all"))
         rows.append(context.all_logits().copy())
         at += n
-    n_steps = len(next(reversed(backend._plans.values())))
+    (kept,) = backend._plans.values()
+    (plan,) = kept.by_threads.values()
+    n_steps = len(plan)
     model.close_context(context)
     return rows, n_steps
 
