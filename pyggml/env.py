@@ -19,6 +19,13 @@ VARIABLES = {
     v.name: v
     for v in (
         Variable("GGML_CPU_DISABLE_FUSION", "1: every node of a graph is computed by itself"),
+        Variable("GGML_CUDA_DISABLE_GRAPHS", "1: graphs that come again are not captured"),
+        Variable("GGML_CUDA_NO_PINNED", "1: no pinned host memory"),
+        Variable(
+            "GGML_OP_OFFLOAD_MIN_BATCH",
+            "tokens from which on a card computes with weights in host memory, copying them",
+            32,
+        ),
         Variable("GGML_SCHED_DEBUG", "1: print every split with its inputs; 2: every node as well"),
         Variable(
             "GGML_SCHED_DEBUG_REALLOC",

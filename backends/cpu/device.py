@@ -52,9 +52,9 @@ class CpuDevice(Device):
 
     def __init__(self, library: KernelLibrary | None = None) -> None:
         self.library = library or KernelLibrary()
-        self._plain = HostBufferType("CPU", self)
+        self._plain: BufferType = HostBufferType("CPU", self)
         self._mapped = HostBufferType("CPU_Mapped", self)
-        self._repack = RepackBufferType(self)
+        self._repack: RepackBufferType = RepackBufferType(self)
         self.numa: Numa | None = None  # of what is loaded and made next
         self._numa_mode = ""
 

@@ -1,0 +1,80 @@
+"""What happened on simulated cards, as text and as a trace. All of it is modelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyggml.backends.cuda.sim_clock import Clock
+from pyggml.backends.cuda.sim_driver import SimDriver
+from pyggml.backends.cuda.sim_memory import MIB
+from pyggml.backends.cuda.sim_stream import SimCard
+
+NOTE = "modelled, not measured"
+
+
+def report(driver: SimDriver, clock: Clock) -> str:
+    """Two lines per card and one for the host."""
+    lines = [
+        line
+        for card, model in zip(driver.cards, driver.models, strict=True)
+        for line in _card_lines(card, model.props(card.index).name)
+    ]
+    host, waits = (1e3 * unit.busy for unit in (clock.host, clock.waits))
+    lines.append(
+        f"CPU: computing {host:.2f} ms, waiting {waits:.2f} ms of {1e3 * clock.now:.2f} ms ({NOTE})"
+    )
+    return "\n".join(lines)
+
+
+def _card_lines(card: SimCard, name: str) -> tuple[str, str]:
+    c = card.counters
+    busy = ", ".join(f"{unit.name} {1e3 * unit.busy:.2f} ms" for unit in _units(card))
+    peers = f", peer {c.peer_bytes / MIB:.1f} MiB" if c.peer_bytes else ""
+    return (
+        f"{card.name}: {name}: at most {card.memory.peak / MIB:.1f} of "
+        f"{card.memory.total / MIB:.1f} MiB, {c.launches} kernels, {c.syncs} waits",
+        f"{card.name}: to the card {c.h2d_bytes / MIB:.1f} MiB in {c.h2d_copies} copies, "
+        f"back {c.d2h_bytes / MIB:.1f} MiB in {c.d2h_copies}{peers}; busy: {busy} ({NOTE})",
+    )
+
+
+def _units(card: SimCard) -> tuple[Any, ...]:
+    return card.compute, card.h2d, card.d2h
+
+
+def chrome_trace(driver: SimDriver, clock: Clock) -> dict[str, Any]:
+    """A process per device, a thread per unit, microseconds."""
+    names = {"host": "CPU (its share is modelled)"}
+    for card, model in zip(driver.cards, driver.models, strict=True):
+        names[card.name] = f"{card.name}: {model.props(card.index).name}"
+    units = [(unit.device, unit.name) for card in driver.cards for unit in _units(card)]
+    units += [("host", clock.host.name), ("host", clock.waits.name)]
+    pids = {device: pid for pid, device in enumerate(names)}
+    tids = {unit: tid for tid, unit in enumerate(units)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pids[device], "args": {"name": name}}
+        for device, name in names.items()
+    ]
+    events += [
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": pids[device],
+            "tid": tid,
+            "args": {"name": unit},
+        }
+        for (device, unit), tid in tids.items()
+    ]
+    events += [
+        {
+            "ph": "X",
+            "name": s.name,
+            "pid": pids[s.device],
+            "tid": tids[s.device, s.unit],
+            "ts": 1e6 * s.start,
+            "dur": 1e6 * s.seconds,
+            "args": {"bytes": round(s.nbytes)},
+        }
+        for s in clock.trace or ()
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"note": NOTE}}
