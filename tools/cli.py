@@ -12,7 +12,7 @@ from pyggml import registry
 from pyggml.backend import DeviceType
 from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
-from pyggml.tools import completion, conversation, details, logs
+from pyggml.tools import completion, conversation, details, dry_run, logs
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
 from pyggml.tools.task import Task
@@ -28,6 +28,8 @@ def run(values: Mapping[str, Any]) -> None:
             list_devices()
         elif values.get("warmup_kernels"):
             warm_up_kernels(screen)
+        elif values.get("dry_run"):
+            dry_run.run(values, screen)
         else:
             generate(values, screen)
 

@@ -13,4 +13,11 @@ DEVICES: Sequence[Flag] = (
         env="N_GPU_LAYERS",
         metavar="N",
     ),
+    Flag(
+        "--dry-run",
+        "dry_run",
+        value=True,
+        help="only tell what would lie and run where, and leave; a file's header is enough",
+    ),
+    Flag("--json", "json", value=True, help="with --dry-run: as one JSON object"),
 )

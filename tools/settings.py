@@ -27,6 +27,8 @@ def check(values: Mapping[str, Any]) -> None:
     """Find every mistake that can be seen without the model: reading that may take minutes."""
     if "model" not in values:
         raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
+    if "json" in values and "dry_run" not in values:
+        raise UserError("--json is the form of a plan: give --dry-run as well")
     layers = values.get("n_gpu_layers", "auto")
     # -1 and -2 are llama.cpp's older words for auto and all
     if not re.fullmatch(r"\d+|-1|-2|auto|all", layers):
@@ -39,12 +41,15 @@ def check(values: Mapping[str, Any]) -> None:
     RopeOverrides(**_rope(values))
 
 
-def load_model(values: Mapping[str, Any], progress: Progress) -> Llama:
-    """Load what the flags describe."""
+def load_model(
+    values: Mapping[str, Any], progress: Progress | None = None, *, no_alloc: bool = False
+) -> Llama:
+    """Load what the flags describe, or only plan it."""
     overrides = [o for text in values.get("override_kv", ()) for o in parse_overrides(text)]
     return load(
         values["model"],
         progress=progress,
+        no_alloc=no_alloc,
         override_kv=overrides,
         chat_template=_template(values),
         jinja=values.get("jinja", True),

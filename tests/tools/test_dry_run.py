@@ -1,0 +1,124 @@
+"""--dry-run: what it prints, and that its JSON is what docs/dry-run.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_process import Run
+from gguf_tool import tool_with
+from model_shapes import write_header
+
+from pyggml.backend import Memory
+from pyggml.backends.cpu.device import CpuDevice
+from pyggml.llama import load
+
+DOC = Path(__file__).parent.parent.parent / "docs" / "dry-run.md"
+TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
+
+
+def documented() -> dict[str, type]:
+    """Paths of the JSON object and their types."""
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \|", DOC.read_text(), re.MULTILINE)
+    return {path: TYPES[name] for path, name in rows}
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its path."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for part in value:
+            yield from leaves(part, f"{path}[]")
+    else:
+        yield path, value
+
+
+def plan(run: Run, *args: str) -> dict[str, Any]:
+    result = run(*args, "--dry-run", "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_the_object_has_the_documented_schema(run: Run, tiny_models: dict[str, str]) -> None:
+    found = plan(run, "-m", tiny_models["qwen35"], "-c", "512")
+    schema = documented()
+    assert list(found) == list(dict.fromkeys(re.split(r"\W", path)[0] for path in schema))
+    seen = set()
+    for path, value in leaves(found):
+        if value != []:
+            assert type(value) is schema[path], path
+            seen.add(path)
+    assert seen == {path for path in schema if not path.startswith("rules")}
+
+
+def test_it_is_the_memory_of_the_real_run(run: Run, tiny_models: dict[str, str]) -> None:
+    path = tiny_models["gemma3"]
+    found = plan(run, "-m", path, "-c", "512", "-ub", "64", "--no-warmup")
+    with load(path, n_ctx=512, n_ubatch=64, warmup=False) as llama:
+        (device,) = llama.memory_table().devices
+        weights, caches = llama.model.weights.tensors, llama.context().memory.caches
+    (cpu,) = found["devices"]
+    assert (cpu["model"], cpu["context"], cpu["compute"]) == (
+        device.use.model,
+        device.use.context,
+        device.use.compute,
+    )
+    assert [t["name"] for t in found["tensors"]] == list(weights)
+    assert [tuple(t["ne"]) for t in found["tensors"]] == [
+        t.ne[: t.n_dims] for t in weights.values()
+    ]
+    sizes = {p["layer"]: p["bytes"] for p in found["kv"]}
+    assert sizes == {il: c.k[il].nbytes + c.v[il].nbytes for c in caches for il in c.layers}
+    assert {p["buffer"] for p in found["kv"]} == {"CPU"}
+
+
+def test_a_header_will_do_here_only(
+    run: Run, tiny_models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "header.gguf")
+    assert tool_with(capsys)("header", tiny_models["llama"], path).code == 0
+    of_header = plan(run, "-m", path, "-c", "512")
+    of_file = plan(run, "-m", tiny_models["llama"], "-c", "512")
+    for part in ("tensors", "kv", "rules", "graph"):
+        assert of_header[part] == of_file[part]
+    refused = run("-m", path, "-p", "hello")
+    assert refused.code == 1 and "holds only the header" in refused.err
+    assert "--dry-run" in refused.err
+
+
+def test_text_for_people(run: Run, tmp_path: Path) -> None:
+    path = write_header(tmp_path / "m.gguf", "qwen3-30b-a3b")
+    result = run("-m", str(path), "-c", "4096", "--dry-run")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0] == "Qwen3 30B A3B · qwen3moe 31B Q4_K - Medium"
+    assert lines[1].startswith("| memory breakdown [MiB] | total   free ")
+    assert re.match(r"\|   - Host +\| .* = +\d+ \+ +384 \+ +\d+ ", lines[2])
+    assert "graph: pp 2886 nodes in 1 split, tg 2886 nodes in 1 split" in lines
+    modelled = r"modelled, with a full context: pp [\d.]+ ms for 512 tokens \([\d.]+ t/s\), tg .*"
+    assert re.fullmatch(modelled, lines[-1])
+
+
+def test_what_does_not_fit_is_told_with_what_helps(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "memory", lambda self: Memory(8 << 30, 16 << 30))
+    path = write_header(tmp_path / "m.gguf", "deepseek-r1")
+    result = run("-m", str(path), "-c", "4096", "--dry-run")
+    assert result.code == 0
+    assert re.search(
+        r"warning: CPU lacks 38\d,\d+\.\d MiB: 39\d,\d+\.\d MiB are wanted", result.err
+    )
+    assert "\nwhat helps: " in result.err and "(-c)" in result.err
+
+
+def test_json_is_a_form_of_plans(run: Run, tiny_models: dict[str, str]) -> None:
+    result = run("-m", tiny_models["llama"], "--json", "-p", "hello")
+    assert result.code == 1
+    assert result.err == "error: --json is the form of a plan: give --dry-run as well\n"

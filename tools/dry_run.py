@@ -1,0 +1,28 @@
+"""--dry-run: what would lie where and run where, without loading the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyggml.llama.dry_run import dry_run, report
+from pyggml.llama.out_of_memory import shortages
+from pyggml.tools.settings import check, load_model
+from pyggml.tools.ui import Screen
+
+
+def run(values: Mapping[str, Any], screen: Screen) -> None:
+    """Print the plan on stdout, as JSON if that is wanted; what does not fit is a warning."""
+    check(values)
+    with load_model(values, no_alloc=True) as llama:
+        model = llama.model
+        plan = dry_run(model, llama.context())
+        if values.get("json"):
+            print(json.dumps(plan.as_json()))
+        else:
+            for line in report(model, plan):
+                print(line)
+        has_experts = model.hparams.experts is not None
+        for text in shortages(plan.memory.devices, model.devices, has_experts=has_experts):
+            screen.warn(text)
