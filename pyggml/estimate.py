@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyggml.backend import BufferType, DeviceType, Usage, buffer_of
+from pyggml.backend import BufferType, DeviceType, Usage, buffer_of, is_weight
 from pyggml.cost import Rates, dense_bytes, expected_experts, node_cost
 from pyggml.errors import UserError
 from pyggml.ops import Op, TensorFlag
@@ -18,7 +18,7 @@ from pyggml.sched_run import EXPERT_OVERRUN
 from pyggml.sched_split import Split
 from pyggml.tensor import Tensor
 
-_INPUT = int(TensorFlag.INPUT)
+_INPUT, _COMPUTE = int(TensorFlag.INPUT), int(TensorFlag.COMPUTE)
 _IDS = 2  # the source of MUL_MAT_ID that holds them
 
 
@@ -53,12 +53,13 @@ class SplitTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Modelled, not measured."""
+    """Modelled, not measured. `host_weights`: bytes of weights read where the host has them."""
 
     seconds: float
     devices: tuple[DeviceTime, ...]
     splits: tuple[SplitTime, ...]
     n_syncs: int
+    host_weights: float
 
     @property
     def h2d_bytes(self) -> float:
@@ -124,6 +125,7 @@ class _Walk:
         self.repeated = repeated
         self.now = 0.0  # the host
         self.n_syncs = 0
+        self.host_weights = 0.0
         self.clocks = [
             _Clock(
                 _rates_of(backend.name, rates.get(backend.name) or backend.device.rates()),
@@ -145,7 +147,7 @@ class _Walk:
             self._wait(i)
         pairs = zip(self.sched.backends, self.clocks, strict=True)
         devices = tuple(clock.time(backend.name) for backend, clock in pairs)
-        return Estimate(self.now, devices, tuple(spans), self.n_syncs)
+        return Estimate(self.now, devices, tuple(spans), self.n_syncs, self.host_weights)
 
     def _split(self, split: Split) -> SplitTime:
         clock = self.clocks[split.backend_id]
@@ -182,16 +184,28 @@ class _Walk:
         clock.busy[engine] += seconds
 
     def _copy(self, backend_id: int, way: str, nbytes: float, buft: BufferType | None) -> None:
-        """Start a copy between a device and host memory of some kind."""
+        """A copy between a device and host memory of some kind; None: of nobody in particular.
+
+        Pinned memory is copied while the host goes on. Other memory is copied piece by piece to
+        where the device can read it, or waited for.
+        """
         clock = self.clocks[backend_id]
-        rates = clock.rates
-        device = self.sched.backends[backend_id].device
-        gbs = rates.h2d_gbs if way == "h2d" else rates.d2h_gbs
-        if buft is None or buft is not device.host_buffer_type():
-            gbs *= rates.pageable
-        gbs = min(gbs, self.clocks[-1].rates.gbs)  # host memory gives no more
+        rates, device = clock.rates, self.sched.backends[backend_id].device
+        pinned = buft is not None and buft is device.host_buffer_type()
         self.now += rates.submit
-        self._schedule(clock, way, rates.copy_latency + 1e-9 * nbytes / gbs)
+        self._transfer(clock, way, nbytes, pinned)
+        if not pinned:
+            if way == "h2d":
+                self.now = max(self.now, clock.stream - rates.copy_latency)
+            else:
+                self._wait(backend_id)
+
+    def _transfer(self, clock: _Clock, way: str, nbytes: float, pinned: bool) -> None:
+        rates = clock.rates
+        gbs = rates.h2d_gbs if way == "h2d" else rates.d2h_gbs
+        seconds = rates.copy_latency + 1e-9 * nbytes / (gbs if pinned else gbs * rates.pageable)
+        # host memory gives no more
+        self._schedule(clock, way, max(seconds, 1e-9 * nbytes / self.clocks[-1].rates.gbs))
         clock.moved[way] += nbytes
         clock.n_copies += 1
 
@@ -221,23 +235,37 @@ class _Walk:
         self._blocking(tensor, home, to)
 
     def _is_direct(self, home: int, to: int) -> bool:
-        """Whether two devices exchange data in stream order."""
-        a, b = self.clocks[home], self.clocks[to]
-        return not a.is_host and not b.is_host and a.rates.peer_gbs > 0 and b.rates.peer_gbs > 0
+        """Whether the devices exchange data in the order of their streams."""
+        source, target = (self.sched.backends[i].device for i in (home, to))
+        return type(source) is type(target) and source.caps.events and target.caps.events
 
     def _peer(self, home: int, to: int, nbytes: float) -> None:
         """A copy in the source's stream, for which the target's stream waits."""
         source, target = self.clocks[home], self.clocks[to]
+        self.now += source.rates.submit
         gbs = min(source.rates.peer_gbs, target.rates.peer_gbs)
-        self.now += 3 * source.rates.submit  # the copy, the event, the wait for it
-        self._schedule(source, "d2h", source.rates.copy_latency + 1e-9 * nbytes / gbs)
+        if gbs:
+            begin = max(self.now, source.stream, source.free["d2h"], target.free["h2d"])
+            seconds = source.rates.copy_latency + 1e-9 * nbytes / gbs
+            for clock, way in ((source, "d2h"), (target, "h2d")):
+                clock.free[way] = begin + seconds
+                clock.busy[way] += seconds
+            source.stream = begin + seconds
+        else:  # in two steps
+            self._transfer(source, "d2h", nbytes, True)
+            target.stream, kept = source.stream, target.stream
+            self._transfer(target, "h2d", nbytes, True)
+            source.stream, target.stream = target.stream, kept
         source.moved["peer"] += nbytes
         source.n_copies += 1
+        self.now += source.rates.submit + target.rates.submit  # the event, and the wait for it
         target.stream = max(target.stream, source.stream)
 
     def _blocking(self, tensor: Tensor, home: int, to: int) -> None:
         """Through host memory; each half is waited for."""
         nbytes = float(tensor.nbytes)
+        if self.clocks[home].is_host and is_weight(tensor):
+            self.host_weights += nbytes
         host = self._memory(tensor) if self.clocks[home].is_host else None
         if not self.clocks[home].is_host:
             self._copy(
@@ -280,26 +308,33 @@ class _Walk:
         # each run but one that ends with the last expert is copied a little too long
         overrun = runs - used / n_expert
         nbytes = used * size + overrun * min(size, EXPERT_OVERRUN)
+        self.host_weights += nbytes
         self._runs(split.backend_id, nbytes, runs, self._memory(tensor))
 
     def _runs(self, backend_id: int, nbytes: float, runs: float, buft: BufferType) -> None:
         """Several copies at once; their number is an expectation."""
         clock = self.clocks[backend_id]
-        self._copy(backend_id, "h2d", nbytes, buft)
         more = runs - 1.0
         self.now += more * clock.rates.submit
         self._schedule(clock, "h2d", more * clock.rates.copy_latency)
+        self._copy(backend_id, "h2d", nbytes, buft)
         clock.n_copies += round(more)
 
     # ------------------------------------------------------------ nodes
     def _compute(self, split: Split, clock: _Clock) -> None:
-        costs = [node_cost(node) for node in split.graph.nodes]
-        seconds = [clock.rates.seconds(cost) for cost in costs if not cost.is_free]
+        nodes = [node for node in split.graph.nodes if int(node.flags) & _COMPUTE]
+        pairs = [(node, node_cost(node)) for node in nodes]
+        seconds = [clock.rates.seconds(cost) for _, cost in pairs if not cost.is_free]
         clock.n_splits += 1
         clock.n_nodes += len(seconds)
         if clock.is_host:
-            self.now += sum(seconds)
-            clock.busy["compute"] += sum(seconds)
+            weights = sum(cost.weight_bytes for _, cost in pairs)
+            total = max(sum(seconds), 1e-9 * weights / clock.rates.gbs)
+            self.now += total
+            clock.busy["compute"] += total
+            self.host_weights += sum(
+                cost.weight_bytes for node, cost in pairs if _reads_weights(node)
+            )
         elif self.repeated:
             self.now += clock.rates.submit
             self._schedule(clock, "compute", sum(seconds))
@@ -307,6 +342,11 @@ class _Walk:
             for one in seconds:
                 self.now += clock.rates.submit
                 self._schedule(clock, "compute", one)
+
+
+def _reads_weights(node: Tensor) -> bool:
+    """Whether the matrix of a product is one of the model's."""
+    return node.src[0] is not None and is_weight(node.src[0])
 
 
 def _expected_runs(n_expert: int, used: float) -> float:

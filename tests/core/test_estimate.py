@@ -7,6 +7,7 @@ from fakes import FakeDevice, cpu
 from sched_graphs import I32, input_leaf, large_batch, scheduler, weight
 
 from pyggml import build
+from pyggml.backend import Caps
 from pyggml.cost import Rates, expected_experts, node_cost
 from pyggml.errors import UserError
 from pyggml.estimate import Estimate, estimate
@@ -67,18 +68,18 @@ def test_a_round_trip_by_its_calls(repeated: bool) -> None:
     c = build.mul_mat(weight(host, 32, 8, name="u"), b)
     found = modelled(scheduler(gpu, host), c, repeated=repeated)
     now = CARD.sync  # before the input is written
-    now += CARD.submit + copying(x.nbytes, CARD.h2d_gbs) + CARD.sync
+    now += CARD.submit + copying(x.nbytes, CARD.h2d_gbs) + CARD.sync  # not pinned: no overlap
     if repeated:
         now += CARD.submit + seconds(CARD, a, b)
     else:  # the second launch is called while the first node runs
         assert seconds(CARD, a) > CARD.submit
         now += CARD.submit + seconds(CARD, a, b)
     now += CARD.sync  # b is ready
-    now += CARD.submit + copying(b.nbytes, CARD.d2h_gbs) + CARD.sync
+    now += CARD.submit + copying(b.nbytes, CARD.d2h_gbs) + 2 * CARD.sync
     now += seconds(HOST, c)
     now += CARD.sync  # in the end
     assert found.seconds == pytest.approx(now)
-    assert (found.h2d_bytes, found.d2h_bytes, found.n_syncs) == (x.nbytes, b.nbytes, 5)
+    assert (found.h2d_bytes, found.d2h_bytes, found.n_syncs) == (x.nbytes, b.nbytes, 6)
     assert [s.backend for s in found.splits] == ["CUDA0", "CPU"]
     assert found.device("CUDA0").compute == pytest.approx(seconds(CARD, a, b))
 
@@ -117,16 +118,20 @@ def test_of_experts_in_host_memory_the_expected_ones_are_copied(n_tokens: int) -
 
 
 def test_devices_that_exchange_data_do_without_the_host() -> None:
-    first, second, host = FakeDevice("CUDA0"), FakeDevice("CUDA1"), cpu()
+    first, second = (FakeDevice(f"CUDA{i}", has_events=True) for i in range(2))
+    host = cpu()
     a = build.mul_mat(weight(first, 64, 64, name="w"), input_leaf(64, 2, name="x"))
     b = build.mul_mat(weight(second, 64, 64, name="v"), a)
     sched = split(scheduler(first, second, host), b)
-    through = estimate(sched, rates=RATES)
+    through = estimate(sched, rates=RATES)  # in the order of the streams, in two steps
     peers = {**RATES, **dict.fromkeys(("CUDA0", "CUDA1"), replace(CARD, peer_gbs=20))}
     direct = estimate(sched, rates=peers)
-    assert through.peer_bytes == 0 and through.d2h_bytes == a.nbytes
-    assert direct.peer_bytes == a.nbytes and direct.d2h_bytes == 0
+    assert through.peer_bytes == direct.peer_bytes == a.nbytes
     assert direct.seconds < through.seconds
+    first.caps = second.caps = Caps()
+    bounced = estimate(sched, rates=peers)
+    assert bounced.peer_bytes == 0 and bounced.d2h_bytes == a.nbytes
+    assert bounced.n_syncs > direct.n_syncs
 
 
 def test_a_device_without_rates_is_named() -> None:
