@@ -82,7 +82,7 @@ def run(values: Mapping[str, Any]) -> None:
     # as llama-bench: nothing below an error unless -v
     logs.set_up({"verbosity": 1, **values})
     if values.get("list_devices"):
-        list_devices()
+        list_devices(values)
         return
     options = Options.of(values)
     outputs = _outputs(values)

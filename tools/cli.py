@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyggml import registry
-from pyggml.backend import DeviceType
+from pyggml.backend import Device, DeviceType
 from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
 from pyggml.tools import completion, conversation, details, dry_run, logs
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
+from pyggml.tools.simulated import Simulated, chosen_devices
 from pyggml.tools.task import Task
 from pyggml.tools.ui import Screen, compiling_shown, size
 
@@ -25,7 +26,7 @@ def run(values: Mapping[str, Any]) -> None:
     logs.set_up(values, screen)
     with compiling_shown(screen):
         if values.get("list_devices"):
-            list_devices()
+            list_devices(values)
         elif values.get("warmup_kernels"):
             warm_up_kernels(screen)
         elif values.get("dry_run"):
@@ -42,9 +43,11 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
     # the lines of stdin are the messages of a chat
     use_stdin = not options.conversation or options.single_turn
     system, prompt = find_system(values), find_prompt(values, use_stdin=use_stdin)
-    _warn_without_gpu(values, screen)
+    simulated = Simulated(values)
+    if simulated.devices is None:
+        _warn_without_gpu(values, screen)
     _set_priority(values.get("cpu.prio", 0), screen)
-    with _load(values, screen) as llama:
+    with _load(values, screen, simulated.devices) as llama:
         on_terminal = sys.stdin.isatty()
         is_chat = options.is_chat(has_template=llama.has_template, on_terminal=on_terminal)
         if is_chat and not llama.has_template:
@@ -56,8 +59,11 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
         chat = llama.session()
         screen.clear_progress()
         _collect_garbage()
-        task = Task(llama, chat, llama.sampler_of(params), generation(values), options, screen)
+        sampler, modelled = llama.sampler_of(params), simulated.modelled
+        task = Task(llama, chat, sampler, generation(values), options, screen, modelled=modelled)
         details.log_start(task, params)
+        if modelled is not None:
+            modelled.begin()
         try:
             if is_chat:
                 conversation.run(task, prompt, system)
@@ -65,6 +71,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
                 completion.run(task, prompt)
         finally:
             details.log_end(task)
+            simulated.end(screen)
 
 
 def _set_priority(level: int, screen: Screen) -> None:
@@ -75,14 +82,14 @@ def _set_priority(level: int, screen: Screen) -> None:
         screen.warn(f"--prio {level}: the system refuses ({e.strerror}); needs CAP_SYS_NICE")
 
 
-def _load(values: Mapping[str, Any], screen: Screen) -> Llama:
+def _load(values: Mapping[str, Any], screen: Screen, devices: Sequence[Device] | None) -> Llama:
     start = time.perf_counter()
 
     def progress(share: float) -> bool:
         screen.progress("loading", share)
         return True
 
-    llama = load_model(values, progress)
+    llama = load_model(values, progress, devices=devices)
     screen.clear_progress()
     model = llama.model
     if screen.is_terminal:
@@ -109,10 +116,10 @@ def _warn_without_gpu(values: Mapping[str, Any], screen: Screen) -> None:
         screen.warn("this version of pyggml computes on the CPU; --list-devices shows what it has")
 
 
-def list_devices() -> None:
+def list_devices(values: Mapping[str, Any]) -> None:
     """As llama.cpp prints it: devices other than the CPU, one a line."""
+    found = [d for d in chosen_devices(values) if d.type != DeviceType.CPU]
     print("Available devices:")
-    found = [d for d in registry.devices() if d.type != DeviceType.CPU]
     for device in found:
         memory = device.memory()
         total, free = memory.total >> 20, memory.free >> 20

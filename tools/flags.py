@@ -11,6 +11,7 @@ from pyggml.tools import flags_bench
 from pyggml.tools.flag import ALL, CACHE_TYPES, ON_OFF_AUTO, Flag
 from pyggml.tools.flags_devices import DEVICES
 from pyggml.tools.flags_sampling import SAMPLING
+from pyggml.tools.flags_simulated import SIMULATED
 from pyggml.tools.flags_threads import THREADS
 
 GROUPS: Mapping[str, Sequence[Flag]] = {
@@ -169,6 +170,7 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
         ),
     ),
     "Devices and placement": DEVICES,
+    "Simulated devices": SIMULATED,
     "Threads": THREADS,
     "Prompt and output": (
         Flag(

@@ -1,10 +1,11 @@
 """From flag values to the library's parameters."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyggml.backend import Device
 from pyggml.errors import ConfigError, UserError
 from pyggml.gguf import parse_overrides
 from pyggml.llama.api import Llama, load
@@ -42,9 +43,13 @@ def check(values: Mapping[str, Any]) -> None:
 
 
 def load_model(
-    values: Mapping[str, Any], progress: Progress | None = None, *, no_alloc: bool = False
+    values: Mapping[str, Any],
+    progress: Progress | None = None,
+    *,
+    devices: Sequence[Device] | None = None,
+    no_alloc: bool = False,
 ) -> Llama:
-    """Load what the flags describe, or only plan it."""
+    """Load what the flags describe, or only plan it; on some devices (None: all there are)."""
     overrides = [o for text in values.get("override_kv", ()) for o in parse_overrides(text)]
     return load(
         values["model"],
@@ -53,6 +58,7 @@ def load_model(
         override_kv=overrides,
         chat_template=_template(values),
         jinja=values.get("jinja", True),
+        devices=devices,
         **_model(values),
         **_context(values),
         **section(values, "cpu"),

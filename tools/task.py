@@ -10,6 +10,7 @@ from pyggml.llama.api import Chat, Llama
 from pyggml.llama.sampling import Sampler
 from pyggml.llama.session import GenerateParams, Step, Timings
 from pyggml.tools.settings import Options
+from pyggml.tools.simulated import Modelled
 from pyggml.tools.ui import Screen
 
 
@@ -38,6 +39,7 @@ class Task:
     options: Options
     screen: Screen
     totals: Totals = field(default_factory=Totals)
+    modelled: Modelled | None = None  # of simulated cards
 
     def show(self, steps: Iterable[Step], *, stop: bool) -> str | None:
         """Print an answer as it grows, with the stop string that ends it or without; why it ended.
@@ -45,6 +47,8 @@ class Task:
         However it ends, the cursor is at the start of a line then and the timings are shown.
         """
         finish = None
+        if self.modelled:
+            self.modelled.prompt_done(self.chat.timings.n_prompt)
         try:
             for step in steps:
                 self.screen.write(step.text + step.matched if stop else step.text)
@@ -57,6 +61,8 @@ class Task:
             raise
         finally:
             self.totals.add(self.chat.timings)
+            if self.modelled:
+                self.modelled.answer_done(self.chat.timings.n_generated)
             if self.options.perf:
                 self.screen.say(self.stats())
         return finish

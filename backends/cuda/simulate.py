@@ -42,8 +42,8 @@ def _rate(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    """Bytes of "12GiB", "12G", "12288MiB" or "12288" (MiB)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:(g|m)(?:i?b)?)?", text.strip().lower())
+    """Bytes of "12GiB", "12G" or "12288MiB"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:i?b)?", text.strip().lower())
     if not found or not float(found[1]):
         raise ValueError
     return int(float(found[1]) * (GIB if found[2] == "g" else MIB))
