@@ -25,7 +25,6 @@ from pyggml.tensor import Tensor
 log = logging.getLogger("pyggml.sched")
 
 MAX_BACKENDS = 16
-MAX_COPIES = 4  # evaluations in flight with parallel=True
 
 
 class UnexpectedReallocation(RuntimeError):
@@ -37,6 +36,9 @@ class Scheduler:
 
     Use: `reset`, build a graph, `alloc_graph`, write the inputs, `graph_compute` as often as the
     graph stays the same. `reserve` a largest graph first, and later ones need no new buffers.
+
+    With `parallel` up to GGML_SCHED_MAX_COPIES evaluations may be in flight, each with inputs and
+    copies of its own: the host prepares the next one while devices work on the last.
     """
 
     def __init__(
@@ -53,14 +55,14 @@ class Scheduler:
         self.backends = tuple(backends)
         self.bufts = tuple(bufts or (b.device.buffer_type() for b in self.backends))
         _check(self.backends, self.bufts)
-        self.n_copies = MAX_COPIES if parallel else 1
+        self.n_copies = _max_copies() if parallel else 1
         self.n_splits = 0
         self.eval_callback: EvalCallback | None = None
         self._stream = stream  # of the debug text; None: stderr
         self._debug = env.integer("GGML_SCHED_DEBUG")
         self._debug_realloc = env.integer("GGML_SCHED_DEBUG_REALLOC")
         self._events: list[list[Event | None]] = [
-            [b.device.new_event() if parallel else None for b in self.backends]
+            [b.device.new_event() if self.n_copies > 1 else None for b in self.backends]
             for _ in range(self.n_copies)
         ]
         self._assignment = Assignment(self.backends, self.bufts, op_offload=op_offload)
@@ -125,8 +127,8 @@ class Scheduler:
         self._assignment.assign(graph)
         self._cut = cut = Cut(self._assignment, graph, copy=self._copy, n_copies=self.n_copies)
         self.n_splits = len(cut.splits)
-        if self._debug:
-            text = Dump(self._assignment, causes=False).text(graph, cut.splits, self._debug)
+        if self._debug > 0:
+            text = Dump(self._assignment).text(graph, cut.splits, self._debug)
             print(text, end="", file=self._stream or sys.stderr, flush=True)
         cut.optimize()
         self._layout = cut.layout()
@@ -139,7 +141,7 @@ class Scheduler:
         moved = self._has_moved(previous)
         if not moved and self._allocator.alloc_graph(self._layout.graph):
             return
-        if self._debug_realloc:
+        if self._debug_realloc > 0:
             self._check_reallocation(previous, moved)
         # inputs of work in flight may move to another address; unlike synchronize() this keeps
         # the copy in use
@@ -216,11 +218,19 @@ class Scheduler:
         """Bytes allocated for a backend's tensors (0 if an earlier one shares its memory)."""
         return self._allocator.buffer_size(self.backends.index(backend))
 
-    def dump(self, *, causes: bool = False, level: int = NODES) -> str:
-        """The text of GGML_SCHED_DEBUG for the present graph; with the cause of each placement."""
+    def dump(self, *, level: int = NODES) -> str:
+        """The text of GGML_SCHED_DEBUG for the present graph."""
         if self._cut is None:
             return ""
-        return Dump(self._assignment, causes=causes).text(self._cut.graph, self._cut.splits, level)
+        return Dump(self._assignment).text(self._cut.graph, self._cut.splits, level)
+
+
+def _max_copies() -> int:
+    """How many evaluations may be in flight. Raises ConfigError."""
+    n = env.integer("GGML_SCHED_MAX_COPIES")
+    if n < 1:
+        raise ConfigError(f"GGML_SCHED_MAX_COPIES={n}: at least one evaluation has to run")
+    return n
 
 
 def _check(backends: Sequence[Backend], bufts: Sequence[BufferType]) -> None:

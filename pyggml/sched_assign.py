@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from pyggml.backend import Backend, Buffer, BufferType, buffer_of, is_weight
@@ -9,6 +10,8 @@ from pyggml.errors import UserError
 from pyggml.graph import Graph
 from pyggml.ops import OPS, Op, TensorFlag
 from pyggml.tensor import Tensor
+
+log = logging.getLogger("pyggml.sched")
 
 _INPUT = int(TensorFlag.INPUT)
 VIEW_OPS = frozenset(op for op, info in OPS.items() if info.is_view)
@@ -28,6 +31,7 @@ class Assignment:
         self.op_offload = op_offload
         self.ids: dict[Tensor, int] = {}
         self.causes: dict[Tensor, str] = {}
+        self._told: set[tuple[Op, BufferType]] = set()  # that work has to go elsewhere
         self._readers: dict[BufferType, tuple[bool, ...]] = {}  # which backends read it
         # better backends with the same memory, as a BLAS library beside the CPU
         self._upgrades = [
@@ -93,12 +97,10 @@ class Assignment:
         buffer = buffer_of(tensor)
         if buffer is not None:  # the same for a view and its source
             runner = self._runner(buffer, tensor)
-            if runner < 0:
-                raise UserError(
-                    f"{tensor!r} lies in a {buffer.name} buffer, where no backend can run "
-                    f"{tensor.op_desc}\nbackends: {self._names()}"
-                )
-            self.set(tensor, runner, "1.dst")
+            if runner >= 0:
+                self.set(tensor, runner, "1.dst")
+            else:
+                self._away_from_memory(tensor, buffer)
         elif int(tensor.flags) & _INPUT:
             self.set(tensor, self.last, "1.inp")
         elif tensor.op not in _WEIGHTS_DO_NOT_DECIDE:
@@ -106,6 +108,31 @@ class Assignment:
                 if src is not None and is_weight(src):
                     self._by_weight(tensor, slot, src)
                     return
+
+    def _away_from_memory(self, tensor: Tensor, buffer: Buffer) -> None:
+        """Let a node that writes where nobody can run it work on a copy that is copied back.
+
+        ggml gives up here.
+        """
+        runner = self._first_able(tensor)
+        if tensor.view_src is None or runner < 0:
+            raise UserError(
+                f"{tensor!r} lies in a {buffer.name} buffer, where no backend can run "
+                f"{tensor.op_desc}\nbackends: {self._names()}"
+            )
+        self.set(tensor, runner, "1.back")
+        if (tensor.op, buffer.buft) not in self._told:
+            self._told.add((tensor.op, buffer.buft))
+            log.debug(
+                "%r lies in a %s buffer, where no backend can run it: %s does, with copies of all "
+                "it writes to, there and back",
+                *(tensor, buffer.name, self.backends[runner].name),
+            )
+
+    def _first_able(self, node: Tensor) -> int:
+        """The best backend that can run a node; -1: none."""
+        able = (b for b, backend in enumerate(self.backends) if backend.supports_op(node))
+        return next(able, -1)
 
     def _by_weight(self, node: Tensor, slot: int, weight: Tensor) -> None:
         buffer = buffer_of(weight)
@@ -180,10 +207,10 @@ class Assignment:
         if root is not None and root in self.ids:
             self.set(node, self.ids[root], "4.vsrc")
             return
-        for b, backend in enumerate(self.backends):
-            if backend.supports_op(node):
-                self.set(node, b, "")
-                return
+        runner = self._first_able(node)
+        if runner >= 0:
+            self.set(node, runner, "")
+            return
         raise UserError(f"no backend can run {node!r}\nbackends: {self._names()}")
 
     def _names(self) -> str:

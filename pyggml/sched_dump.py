@@ -17,17 +17,16 @@ def _size(tensor: Tensor) -> str:
 
 
 class Dump:
-    """Prints as ggml does: its columns of causes are blank in normal builds."""
+    """Prints as ggml does, with the causes that its normal builds leave blank in the same width."""
 
-    def __init__(self, assignment: Assignment, *, causes: bool) -> None:
+    def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._causes = causes
 
     def _tensor(self, tensor: Tensor) -> str:
         """Name, size, backend and cause."""
         backend_id = self._assignment.ids.get(tensor)
         backend = "NULL" if backend_id is None else self._assignment.backends[backend_id].name
-        cause = self._assignment.causes.get(tensor, "") if self._causes else ""
+        cause = self._assignment.causes.get(tensor, "")
         return f"{tensor.name:>20.20} ({_size(tensor):>5.5}) [{backend:>5.5} {cause:>8.8}]"
 
     def _split(self, index: int, split: Split) -> str:

@@ -52,6 +52,8 @@ class Run:
             status = self._compute(split)
             if status != Status.SUCCESS:
                 return status
+            for i in split.results:
+                self._copy_back(split, i)
             event = self.events[backend_id]
             if event is not None:
                 self.backends[backend_id].event_record(event)
@@ -70,7 +72,7 @@ class Run:
     # ------------------------------------------------------------ inputs
     def _copy_input(self, split: Split, index: int) -> None:
         tensor = split.inputs[index]
-        copy = self.cut.copy_of(tensor, split.backend_id)
+        copy = self.cut.copy_of(split, index)
         if int(tensor.flags) & _INPUT:
             # the user may write the next input as soon as we return: copy it now
             self._wait_on_host(split.backend_id)
@@ -89,6 +91,13 @@ class Run:
             home.synchronize()
             self._wait_on_host(split.backend_id)
             tensor_copy(tensor, copy)
+
+    def _copy_back(self, split: Split, index: int) -> None:
+        """Write an input that a node has changed to where it came from."""
+        target = split.inputs[index]
+        self.backends[split.backend_id].synchronize()
+        self.backends[self.cut.assignment.ids[target]].synchronize()
+        tensor_copy(self.cut.copy_of(split, index), target)
 
     # ------------------------------------------------------------ nodes
     def _compute(self, split: Split) -> Status:
@@ -151,9 +160,10 @@ class _UsedExperts:
     def _read_used(self, split: Split, index: int, ids: Tensor) -> list[int]:
         """The experts in `ids`, sorted, read where the ids are already known. Raises IdError."""
         backend_id = split.backend_id
-        for later in split.inputs[index + 1 :]:
-            if self.cut.copy_of(later, backend_id) is ids:  # not copied yet
-                ids, backend_id = later, self.cut.assignment.ids[later]
+        for later in range(index + 1, len(split.inputs)):
+            if self.cut.copy_of(split, later) is ids:  # not copied yet
+                ids = split.inputs[later]
+                backend_id = self.cut.assignment.ids[ids]
                 break
         if ids is not self._ids:
             raw = bytearray(ids.nbytes)

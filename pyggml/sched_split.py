@@ -25,6 +25,8 @@ class Split:
     start: int
     stop: int = 0
     inputs: list[Tensor] = field(default_factory=list)
+    copies: list[list[Tensor]] = field(default_factory=list)  # of each input, n_copies
+    results: list[int] = field(default_factory=list)  # numbers of inputs that are copied back
     graph: Graph = field(default_factory=Graph)
     # until this node has run, these tensors keep their memory
     alloc_deps: dict[Tensor, list[Tensor]] = field(default_factory=dict)
@@ -61,16 +63,17 @@ class Cut:
         self.copy = copy  # which of the n_copies this evaluation uses
         self.n_copies = n_copies
         self.splits: list[Split] = []
-        self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}  # of (tensor, backend id)
+        self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}  # latest of (tensor, backend id)
+        self._copied: dict[Tensor, list[tuple[Tensor, int]]] = {}  # keys of `copies` by root
         self.graph_inputs: list[Tensor] = []
         self.shares_memory = False  # a backend reads in place what another one computes
         self._cut()
         if n_copies > 1:
             self._copy_graph_inputs()
 
-    def copy_of(self, tensor: Tensor, backend_id: int) -> Tensor:
+    def copy_of(self, split: Split, index: int) -> Tensor:
         """The copy of a split's input that this evaluation uses."""
-        return self.copies[tensor, backend_id][self.copy]
+        return split.copies[index][self.copy]
 
     # ------------------------------------------------------------ pass 5
     def _cut(self) -> None:
@@ -82,11 +85,15 @@ class Cut:
         self.splits.append(split)
         for i in work:
             node = nodes[i]
-            if ids[node] != split.backend_id or self._reads_new_weights(node, split):
+            away = ids[node] != split.backend_id or split.results
+            if away or self._reads_new_weights(node, split):
                 split.stop = i
                 split = Split(ids[node], i)
                 self.splits.append(split)
-            self._replace_sources(node, split)
+            if node.view_src is None:
+                self._replace_sources(node, split)
+            else:
+                self._write_to(node, node.view_src, split)
         split.stop = len(nodes)
 
     def _is_elsewhere(self, tensor: Tensor, backend_id: int) -> bool:
@@ -112,7 +119,28 @@ class Cut:
                 continue
             if (src, split.backend_id) not in self.copies:
                 self._copy_input(src, split)
-            node.src[j] = self.copy_of(src, split.backend_id)
+            node.src[j] = self.copies[src, split.backend_id][self.copy]
+
+    def _write_to(self, node: Tensor, root: Tensor, split: Split) -> None:
+        """Copies of memory that a node writes into are out of date from then on.
+
+        If its backend cannot reach the memory, it writes to a copy, which ends the split and is
+        copied back.
+        """
+        if self.assignment.can_read(root, split.backend_id):
+            self._replace_sources(node, split)
+        else:
+            slots = [j for j, s in enumerate(node.src) if s is not None and _root(s) is root]
+            target = node.src[slots[-1]]
+            assert target is not None
+            self._copy_input(target, split)  # a fresh one, even if there is another
+            split.results.append(len(split.inputs) - 1)
+            self._replace_sources(node, split)
+            node.src[slots[-1]] = node.view_src = copy = self.copy_of(split, split.results[-1])
+            node.view_offs -= target.view_offs
+            node.buffer, node.data = copy.buffer, copy.data
+        for key in self._copied.pop(root, ()):
+            self.copies.pop(key, None)
 
     def _copy_input(self, tensor: Tensor, split: Split) -> None:
         to, n = split.backend_id, self.n_copies
@@ -121,7 +149,9 @@ class Cut:
             for duplicate in made:
                 duplicate.flags |= _KEPT
         self.copies[tensor, to] = made
+        self._copied.setdefault(_root(tensor), []).append((tensor, to))
         split.inputs.append(tensor)
+        split.copies.append(made)
 
     def _duplicate(self, tensor: Tensor, backend_id: int, copy: int, cause: str) -> Tensor:
         """A tensor of the same layout; it has a cause but no backend id of its own."""
@@ -161,19 +191,27 @@ class Cut:
         ids = self.assignment.ids
         layout = Layout(Graph(), [], [])
         for split in self.splits:
-            for tensor in split.inputs:
+            for i, tensor in enumerate(split.inputs):
                 layout.add(_dependency([tensor]), ids[tensor])  # it lives until it is copied
-                layout.add(self.copy_of(tensor, split.backend_id), split.backend_id)
+                layout.add(self.copy_of(split, i), split.backend_id)
             _add_nodes(layout, split, ids)
+            for i in split.results:
+                layout.add(_dependency([self.copy_of(split, i)]), split.backend_id)
+                layout.add(_dependency([split.inputs[i]]), ids[split.inputs[i]])
         if self.n_copies > 1:
-            homes = [(t, ids[t]) for t in self.graph_inputs]
-            homes += [(t, split.backend_id) for split in self.splits for t in split.inputs]
-            for tensor, home in homes:
-                layout.graph.leafs += self.copies[tensor, home]
+            homes = [(self.copies[t, ids[t]], ids[t]) for t in self.graph_inputs]
+            homes += [(made, split.backend_id) for split in self.splits for made in split.copies]
+            for made, home in homes:
+                layout.graph.leafs += made
                 layout.leaf_ids += [home] * self.n_copies
         layout.graph.leafs += self.graph.leafs
         layout.leaf_ids += [ids[leaf] for leaf in self.graph.leafs]
         return layout
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """The owner of a tensor's memory."""
+    return tensor.view_src or tensor
 
 
 def _add_nodes(layout: Layout, split: Split, ids: dict[Tensor, int]) -> None:

@@ -1,7 +1,8 @@
 """Devices made of NumPy arrays, with memory of their own and streams that can be late.
 
-A fake device computes a few F32 operations on its buffers and refuses what it does not support. A
-late stream runs nothing before somebody waits for it: forgotten waits give wrong results.
+A fake device computes with the reference's functions in its own buffers and refuses what it does
+not support. A late stream runs nothing before somebody waits for it: forgotten waits give wrong
+results.
 """
 
 from collections import deque
@@ -24,10 +25,11 @@ from pyggml.backend import (
     is_noop,
     pad,
 )
+from pyggml.backends.reference.memory import write as write_values
+from pyggml.backends.reference.table import REFERENCE
 from pyggml.errors import OutOfMemory
 from pyggml.graph import Graph
 from pyggml.ops import Op, TensorFlag
-from pyggml.params import ScaleParams
 from pyggml.tensor import Tensor
 
 POISON = 0xFF  # fresh memory: NaN as F32
@@ -189,19 +191,25 @@ class FakeBackend(Backend):
 
     def _run(self, node: Tensor) -> None:
         assert self.supports_op(node), f"{self.name} cannot run {node!r}"
-        sources = [self.array(src) for src in node.src if src is not None]
-        result = self.array(node)
-        if node.nelements:
-            result[...] = KERNELS[node.op](node, *sources).reshape(result.shape)
+        shadow = self._on_host(node)
+        shadow.src = [src and self._on_host(src) for src in node.src]
+        if node.is_empty:
+            return
+        with np.errstate(all="ignore"):
+            values = REFERENCE[node.op](shadow)
+            if values is not None:
+                write_values(shadow, values)
 
-    def array(self, tensor: Tensor) -> np.ndarray:
-        """A tensor as array in NumPy's order; only of memory that this device reads."""
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        """The tensor at the true address of its bytes; only of memory that this device reads."""
         buffer = buffer_of(tensor)
         assert isinstance(buffer, FakeBuffer), f"{tensor!r} has no memory"
         assert self.supports_buft(buffer.buft), f"{self.name} cannot read {tensor!r}"
-        window = buffer.window(tensor, 0, tensor.nbytes)
-        dtype = np.dtype(tensor.type.info.numpy)
-        return np.ndarray(tensor.ne[::-1], dtype, window, strides=tensor.nb[::-1])
+        shadow = Tensor(
+            tensor.type, tensor.ne, tensor.nb, op=tensor.op, params=tensor.params, name=tensor.name
+        )
+        shadow.data = buffer.window(tensor, 0, tensor.nbytes).ctypes.data
+        return shadow
 
     def set_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         self._note(f"set {tensor.name} {offset}+{data.nbytes}")
@@ -249,52 +257,6 @@ class FakeBackend(Backend):
 
 
 # ---------------------------------------------------------------- operations
-def _tiled(b: np.ndarray, a: np.ndarray) -> np.ndarray:
-    return np.tile(b, [n // m for n, m in zip(a.shape, b.shape, strict=True)])
-
-
-def _scale(node: Tensor, a: np.ndarray) -> np.ndarray:
-    assert isinstance(node.params, ScaleParams)
-    return a * np.float32(node.params.scale) + np.float32(node.params.bias)
-
-
-def _mul_mat(node: Tensor, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.matmul(b, np.swapaxes(a, -1, -2))
-
-
-def _mul_mat_id(
-    node: Tensor, a: np.ndarray, b: np.ndarray, ids: np.ndarray, *into: np.ndarray
-) -> np.ndarray:
-    """Experts [n_expert, n, k], rows [n_tokens, n_b, k] -> [n_tokens, n_used, n]."""
-    experts, rows, table = a[0], b[0], ids[0, 0]
-    out = into[0][0].copy() if into else np.full(node.ne[2::-1], np.nan, np.float32)
-    for t, i in np.argwhere(table >= 0):
-        out[t, i] = experts[table[t, i]] @ rows[t, i % rows.shape[1]]
-    return out
-
-
-def _mul_mat_id_cold(
-    node: Tensor, a: np.ndarray, b: np.ndarray, ids: np.ndarray, cold: np.ndarray, *into: np.ndarray
-) -> np.ndarray:
-    chosen = np.where((ids >= 0) & (cold.ravel()[ids] != 0), ids, -1)
-    return _mul_mat_id(node, a, b, chosen, *into)
-
-
-KERNELS: dict[Op, Callable[..., np.ndarray]] = {
-    Op.ADD: lambda node, a, b: a + _tiled(b, a),
-    Op.MUL: lambda node, a, b: a * _tiled(b, a),
-    Op.SCALE: _scale,
-    Op.RMS_NORM: lambda node, a: a / np.sqrt(np.mean(a * a, -1, keepdims=True) + 1),
-    Op.CONT: lambda node, a: a.copy(),
-    Op.CPY: lambda node, a, b: a.copy(),
-    Op.SUM_ROWS: lambda node, a: np.sum(a, -1, keepdims=True),
-    Op.MUL_MAT: _mul_mat,
-    Op.MUL_MAT_ID: _mul_mat_id,
-    Op.MUL_MAT_ID_COLD: _mul_mat_id_cold,
-    Op.GET_ROWS: lambda node, a, ids: a[0, 0][ids[0, 0, 0]],
-}
-
-
 def cpu(**kwargs: object) -> FakeDevice:
     """The host."""
     return FakeDevice("CPU", DeviceType.CPU, **kwargs)  # type: ignore[arg-type]  # passed on

@@ -1,0 +1,180 @@
+"""Nodes that write into memory: copies of it are renewed, and made where nobody can write."""
+
+import logging
+
+import numpy as np
+import pytest
+from fakes import FakeDevice, cpu, read, write
+from memory_check import check_no_overlap
+from sched_graphs import F32, I32, backend_name, input_leaf, names, place, scheduler, weight
+
+from pyggml import build
+from pyggml.backend import alloc_tensors
+from pyggml.errors import UserError
+from pyggml.graph import Graph
+from pyggml.ops import Op
+from pyggml.sched import Scheduler
+from pyggml.tensor import Tensor, new_tensor
+
+WRITES = {Op.CPY, Op.SET_ROWS}
+
+
+def cache_on(device: FakeDevice, *ne: int, name: str = "cache") -> Tensor:
+    """Memory that outlives graphs, full of ones."""
+    tensor = new_tensor(F32, *ne, name=name)
+    alloc_tensors([tensor], device.buffer_type())
+    write(tensor, np.ones(tensor.ne[::-1]))
+    return tensor
+
+
+def cache_graph(
+    gpu: FakeDevice, w: Tensor, cache: Tensor, n_tokens: int = 1
+) -> tuple[Graph, Tensor, Tensor, Tensor]:
+    """Rows that the GPU computes go to its cache, which is then read: graph, x, ids, result."""
+    x, ids = input_leaf(4, n_tokens, name="x"), new_tensor(I32, n_tokens, name="ids").as_input()
+    rows = build.mul(x, w)
+    graph = Graph()
+    graph.expand(build.set_rows(cache, rows, ids).named("stored"))
+    result = build.mul_mat(build.view(cache, (4, 8), (16,)), rows).named("result")
+    graph.expand(result.as_output())
+    return graph, x, ids, result
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_rows_reach_a_cache_where_nobody_can_write(late: bool, parallel: bool) -> None:
+    gpu = FakeDevice("CUDA0", refused=WRITES, is_late=late, has_events=late)
+    host = cpu(is_late=late)
+    w, cache = weight(gpu, 4, name="w"), cache_on(gpu, 4, 8)
+    expected = np.ones((8, 4), np.float32)
+    sched = scheduler(gpu, host, parallel=parallel)
+    for row in (3, 5, 3):
+        sched.reset()
+        graph, x, ids, result = cache_graph(gpu, w, cache)
+        sched.alloc_graph(graph)
+        check_no_overlap(sched.layout.graph)
+        assert names(sched) == [
+            ("CUDA0", ["x"]),
+            ("CPU", ["cache", "node_0"]),
+            ("CPU", ["cache (view)"]),
+        ]
+        write(x, np.full((1, 4), row))
+        write(ids, [row])
+        sched.graph_compute(graph)
+        expected[row] = row * read(w).ravel()
+        np.testing.assert_array_equal(read(cache)[0, 0], expected)
+        np.testing.assert_allclose(read(result)[0, 0, 0], expected @ expected[row], rtol=1e-6)
+
+
+def test_the_same_graph_writes_again() -> None:
+    gpu, host = FakeDevice("CUDA0", refused=WRITES), cpu()
+    w, cache = weight(gpu, 4, name="w"), cache_on(gpu, 4, 8)
+    sched = scheduler(gpu, host)
+    graph, x, ids, _ = cache_graph(gpu, w, cache)
+    sched.alloc_graph(graph)
+    for row in (1, 2):
+        write(x, np.full((1, 4), 2))
+        write(ids, [row])
+        sched.graph_compute(graph)
+    np.testing.assert_array_equal(read(cache)[0, 0, 1:3], np.tile(2 * read(w).ravel(), (2, 1)))
+
+
+def test_work_away_from_memory_has_a_cause_and_one_note(caplog: pytest.LogCaptureFixture) -> None:
+    gpu, host = FakeDevice("CUDA0", refused=WRITES), cpu()
+    sched = scheduler(gpu, host)
+    w, caches = weight(gpu, 4, name="w"), [cache_on(gpu, 4, 8) for _ in range(2)]
+    with caplog.at_level(logging.DEBUG, "pyggml.sched"):
+        for cache in caches:
+            sched.reset()
+            graph, *_ = cache_graph(gpu, w, cache)
+            sched.alloc_graph(graph)
+    stored = graph.find("stored")
+    assert stored is not None
+    assert (backend_name(sched, stored), sched.cause(stored)) == ("CPU", "1.back")
+    (note,) = (r.getMessage() for r in caplog.records)
+    assert "<stored: SET_ROWS" in note and "CUDA0 buffer" in note and "CPU does" in note
+
+
+def test_several_writes_to_one_cache_end_a_split_each() -> None:
+    """Each has a fresh copy: the GPU writes to the same memory between them."""
+    gpu, host = FakeDevice("CUDA0", refused={Op.SET_ROWS}), cpu()
+    cache, w = cache_on(gpu, 4, 8), weight(gpu, 4, 2, name="w")
+    x = input_leaf(4, 1, name="x")
+    ids = [new_tensor(I32, 1, name=f"ids{i}").as_input() for i in range(3)]
+    graph = Graph()
+    graph.expand(build.set_rows(cache, x, ids[0]))
+    last_rows = build.view(cache, (4, 2), (16,), 6 * 16)
+    graph.expand(build.cpy(w, last_rows))
+    for table in ids[1:]:
+        graph.expand(build.set_rows(cache, x, table))
+    sched = scheduler(gpu, host)
+    sched.alloc_graph(graph)
+    check_no_overlap(sched.layout.graph)
+    # nobody shares a split with a write, and no copy serves two of them
+    assert names(sched) == [
+        ("CPU", ["cache"]),
+        ("CUDA0", []),
+        ("CPU", ["cache"]),
+        ("CPU", ["cache"]),
+    ]
+    write(x, np.full((1, 4), 9))
+    for i, table in enumerate(ids):
+        write(table, [i])
+    sched.graph_compute(graph)
+    expected = np.ones((8, 4), np.float32)
+    expected[:3] = 9
+    expected[6:] = read(w)[0, 0]
+    np.testing.assert_array_equal(read(cache)[0, 0], expected)
+
+
+def test_write_to_computed_memory_of_another_device() -> None:
+    gpu, host = FakeDevice("CUDA0", refused={Op.CPY}), cpu()
+    sched = scheduler(gpu, host)
+    a = build.mul(input_leaf(8, name="x"), weight(gpu, 8, name="w")).named("a")
+    graph = Graph()
+    graph.expand(build.cpy(input_leaf(4, name="y"), build.view(a, (4,), offset=16)).named("c"))
+    result = build.scale(a, 1.0).as_output()
+    graph.expand(result)
+    sched.alloc_graph(graph)
+    check_no_overlap(sched.layout.graph)
+    copied = graph.find("c")
+    assert copied is not None and backend_name(sched, copied) == "CPU"
+    x, w, y = (graph.find(name) for name in "xwy")
+    assert x is not None and w is not None and y is not None
+    write(x, np.ones(8))
+    write(y, np.full(4, 7))
+    sched.graph_compute(graph)
+    expected = read(w).ravel()
+    expected[4:] = 7
+    np.testing.assert_array_equal(read(result).ravel(), expected)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_copies_of_memory_are_renewed_when_it_is_written(late: bool) -> None:
+    """The host reads the cache of a GPU before and after the GPU writes there."""
+    gpu, host = FakeDevice("CUDA0", is_late=late), cpu()
+    cache, c = cache_on(gpu, 4), weight(host, 4, name="c")
+    before = build.mul(c, cache).named("before")
+    graph = Graph()
+    graph.expand(before.as_output())
+    graph.expand(build.cpy(build.mul(input_leaf(4, name="x"), weight(gpu, 4, name="w")), cache))
+    after = build.mul(c, cache).named("after")
+    graph.expand(after.as_output())
+    sched = scheduler(gpu, host)
+    sched.alloc_graph(graph)
+    assert names(sched) == [("CPU", ["cache"]), ("CUDA0", ["x"]), ("CPU", ["cache"])]
+    x, w = graph.find("x"), graph.find("w")
+    assert x is not None and w is not None
+    write(x, np.full(4, 3))
+    sched.graph_compute(graph)
+    np.testing.assert_array_equal(read(before), read(c))
+    np.testing.assert_array_equal(read(after), read(c) * 3 * read(w))
+
+
+def test_memory_that_is_not_a_view_has_no_other_place() -> None:
+    gpu = FakeDevice("CUDA0", refused={Op.SCALE})
+    y = build.scale(input_leaf(4, name="x"), 2.0).named("y")
+    alloc_tensors([y], gpu.buffer_type())
+    sched = Scheduler([gpu.init_backend(), cpu().init_backend()])
+    with pytest.raises(UserError, match=r"<y: SCALE.*CUDA0 buffer.*\nbackends: CUDA0, CPU"):
+        place(sched, y)
