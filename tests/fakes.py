@@ -191,10 +191,10 @@ class FakeBackend(Backend):
 
     def _run(self, node: Tensor) -> None:
         assert self.supports_op(node), f"{self.name} cannot run {node!r}"
-        shadow = self._on_host(node)
-        shadow.src = [src and self._on_host(src) for src in node.src]
         if node.is_empty:
             return
+        shadow = self._on_host(node)
+        shadow.src = [src and self._on_host(src) for src in node.src]
         with np.errstate(all="ignore"):
             values = REFERENCE[node.op](shadow)
             if values is not None:

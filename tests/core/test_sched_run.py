@@ -7,7 +7,7 @@ from sched_graphs import F32, input_leaf, late_pair, names, parallel_graph, plac
 
 from pyggml import build
 from pyggml.backend import Status, alloc_tensors
-from pyggml.graph import Graph
+from pyggml.graph import Graph, build_graph
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor, new_tensor
 
@@ -217,3 +217,45 @@ def test_token_by_token_always_uses_the_first_copy() -> None:
         sched.graph_compute(graph)
         used.append(x.data)
     assert len(set(used)) == 1
+
+
+# ---------------------------------------------------------------- public reports
+def test_many_inputs_of_one_split() -> None:
+    """More than the 30 for which ggml makes room at first."""
+    gpu, host = FakeDevice("CUDA0"), cpu()
+    sched = scheduler(gpu, host)
+    inputs = [input_leaf(4, name=f"x{i}") for i in range(40)]
+    total = build.mul(inputs[0], weight(gpu, 4, name="w"))
+    for x in inputs[1:]:
+        total = build.add(total, x)
+    graph = place(sched, total)
+    assert names(sched) == [("CUDA0", [x.name for x in inputs])]
+    for i, x in enumerate(inputs):
+        write(x, np.full(4, i))
+    sched.graph_compute(graph)
+    np.testing.assert_array_equal(read(total).ravel(), [sum(range(1, 40))] * 4)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_mixed_graph_runs_again_with_new_inputs(late: bool) -> None:
+    gpu, host = FakeDevice("CUDA0", is_late=late), cpu(is_late=late)
+    sched = scheduler(gpu, host)
+    x, w, c = input_leaf(4, name="x"), weight(gpu, 4, name="w"), weight(host, 4, name="c", seed=1)
+    y = build.add(build.mul(build.mul(x, w), c), x)
+    graph = place(sched, y)
+    for i in range(3):
+        write(x, np.full(4, i))
+        assert sched.graph_compute(graph) == Status.SUCCESS
+        np.testing.assert_array_equal(read(y), np.float32(i) * read(w) * read(c) + i)
+
+
+def test_graph_without_elements_runs() -> None:
+    gpu, host = FakeDevice("CUDA0", is_late=True), cpu()
+    sched = scheduler(gpu, host)
+    x, w, c = input_leaf(4, 0, name="x"), weight(gpu, 4, name="w"), weight(host, 4, name="c")
+    y = build.mul(build.mul(x, w), c)
+    view = build.scale(build.permute(build.view(y, (2, 0), (16,)), 1, 0, 2, 3), 2.0)
+    sched.reserve(build_graph([build.mul(build.mul(input_leaf(4, 0, name="x"), w), c)]))
+    graph = place(sched, y, view)
+    assert sched.graph_compute(graph) == Status.SUCCESS
+    assert y.data is not None and view.data is not None  # of no bytes

@@ -6,7 +6,7 @@ from fakes import FakeDevice, cpu, read, write
 from sched_graphs import I32, input_leaf, names, place, scheduler, weight
 
 from pyggml import build
-from pyggml.backend import DeviceType, Status
+from pyggml.backend import DeviceType, Status, alloc_tensors
 from pyggml.errors import IdError
 from pyggml.graph import build_graph
 from pyggml.ops import Op
@@ -160,6 +160,27 @@ def test_cold_experts_continue_a_product_of_another_device(late: bool) -> None:
     picked = read(experts)[0][tables[1]]  # [n_tokens, n_used, n, k]
     expected = (picked @ read(x)[0][..., None])[..., 0]
     np.testing.assert_allclose(read(result)[0], expected, rtol=1e-5)
+
+
+def test_experts_that_the_host_has_yet_to_write_are_copied_afterwards() -> None:
+    """Even if their ids lie on the GPU, so that nobody waits for the host because of them."""
+    host = cpu(is_late=True)
+    gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID, is_late=True)
+    experts = weight(host, 4, 4, N_EXPERT, name="experts")
+    ids = new_tensor(I32, 1, 2, name="ids")
+    alloc_tensors([ids], gpu.buffer_type())
+    write(ids, [[2], [5]])
+    x, fresh = input_leaf(4, 1, 2, name="x"), input_leaf(4, 4, N_EXPERT, name="fresh")
+    graph = build_graph([build.cpy(fresh, experts)])
+    y = build.mul_mat_id(experts, x, ids).as_output()
+    graph.expand(y)
+    sched = scheduler(gpu, host)
+    sched.alloc_graph(graph)
+    assert names(sched) == [("CPU", []), ("CUDA0", ["experts", "x"])]
+    write(x, np.ones((2, 1, 4)))
+    write(fresh, np.repeat(np.arange(N_EXPERT), 16))
+    sched.graph_compute(graph)
+    np.testing.assert_array_equal(read(y).reshape(2, 4), [[8] * 4, [20] * 4])
 
 
 def test_no_tokens_copy_no_experts() -> None:
