@@ -20,7 +20,9 @@ from pyggml.llama.architectures import Architecture
 from pyggml.llama.description import describe
 from pyggml.llama.hparams import HParams
 from pyggml.llama.memory_lock import MemoryLock
-from pyggml.llama.placement import select_buffer_type
+from pyggml.llama.placement import Layout, Placement, Weight, check_rules, place
+from pyggml.llama.placement_devices import choose_devices
+from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.tensor_check import check_data
 from pyggml.llama.vocab import Vocab
 from pyggml.llama.weights import Want, WantList, Weights
@@ -50,6 +52,7 @@ class ModelParams:
     check_tensors: bool = False
     overrides: tuple[Override, ...] = ()
     numa: str = ""  # of NUMA_MODES: how memory nodes are used
+    placement: PlacementParams = PlacementParams()
 
     def __post_init__(self) -> None:
         if self.numa not in ("", *NUMA_MODES):
@@ -57,9 +60,11 @@ class ModelParams:
         if self.load_mode not in LOAD_MODES:
             raise ConfigError(f"--load-mode {self.load_mode}: one of {', '.join(LOAD_MODES)}")
 
-    @property
-    def use_mmap(self) -> bool:
-        return self.load_mode in ("auto", "mmap", "mmap+mlock")
+    def use_mmap(self, devices: Sequence[Device]) -> bool:
+        """Whether weights may lie in the file's mapping."""
+        if self.load_mode == "auto":
+            return all(device.caps.mmap_support for device in devices)
+        return self.load_mode in ("mmap", "mmap+mlock")
 
     @property
     def use_mlock(self) -> bool:
@@ -75,13 +80,18 @@ class Model:
     arch: Architecture
     hparams: HParams
     vocab: Vocab
-    devices: tuple[Device, ...]  # best first, the CPU last
+    placement: Placement
     weights: Weights
     buffers: list[Buffer] = field(default_factory=list)
     lock: MemoryLock = field(default_factory=MemoryLock)
     load_ms: float = 0.0
     numa: str = ""  # of NUMA_MODES
     no_alloc: bool = False  # only planned: the tensors have places, but neither memory nor data
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those in use, best first, the CPU last."""
+        return self.placement.devices
 
     @property
     def n_cores(self) -> int:
@@ -134,7 +144,7 @@ def load_model(
     devices: Sequence[Device] | None = None,
     no_alloc: bool = False,
 ) -> Model:
-    """Open, check and place everything on `devices` (None: all there are).
+    """Open, check and place everything on the wanted ones of `devices` (None: all there are).
 
     With `no_alloc` nothing is read but the header, which may be all there is: buffers are
     placeholders of the size that loading would take.
@@ -144,10 +154,13 @@ def load_model(
     """
     start = time.perf_counter()
     params = params or ModelParams()
+    available = devices or registry.devices()
+    chosen = choose_devices(params.placement, available)
+    check_rules(params.placement.rules, chosen, available)
     gguf = open_gguf(path, allow_no_data=no_alloc)
     try:
         with _about(gguf):
-            placed, model = _describe(gguf, params, tuple(devices or registry.devices()))
+            placed, model = _describe(gguf, params, chosen)
         model.no_alloc = no_alloc
         model.use_numa(params.numa)
         _Loading(model, params, placed, progress or (lambda share: True)).run()
@@ -177,12 +190,14 @@ def _describe(
     arch = architectures.find(metadata.get_str("general.architecture"))
     hp = arch.hparams(metadata)
     vocab = Vocab.from_metadata(metadata)
-    placed = [
-        _Placed(want, source, tensor, select_buffer_type(devices, want, tensor, params.repack))
-        for want, source, tensor in _match(gguf, hp.arch, arch.weights(hp))
-    ]
-    tensors = {p.want.name: p.tensor for p in placed}
-    return placed, Model(gguf, metadata, arch, hp, vocab, devices, Weights(tensors, hp.n_layer))
+    found = _match(gguf, hp.arch, arch.weights(hp))
+    weights = [Weight(want, tensor, source.name) for want, source, tensor in found]
+    layout = Layout(params.repack, params.use_mmap(devices))
+    placement = place(params.placement, devices, hp, weights, layout)
+    bufts = placement.weights
+    placed = [_Placed(want, source, t, bufts[want.name]) for want, source, t in found]
+    tensors = Weights({p.want.name: p.tensor for p in placed}, hp.n_layer)
+    return placed, Model(gguf, metadata, arch, hp, vocab, placement, tensors)
 
 
 # ---------------------------------------------------------------- which tensors
@@ -249,9 +264,7 @@ class _Loading:
         self.params = params
         self.placed = placed
         self.progress = progress
-        self.use_mmap = params.use_mmap and (
-            params.load_mode != "auto" or all(d.caps.mmap_support for d in model.devices)
-        )
+        self.use_mmap = params.use_mmap(model.devices)
         self.total = sum(p.source.nbytes for p in placed) or 1
         self.done = 0
         self.alloc = plan_tensors if model.no_alloc else alloc_tensors
