@@ -22,6 +22,7 @@ from pyggml.llama.context_params import ContextParams, RopeOverrides
 from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import Model, ModelParams, Progress, load_model
 from pyggml.llama.memory_table import MemoryTable, memory_table
+from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
 from pyggml.llama.session import GenerateParams, Session, Step, Timings
 
@@ -252,13 +253,16 @@ def load(
     """
     overrides = tuple(parse_override(o) if isinstance(o, str) else o for o in override_kv)
     for_model, params = _split(ModelParams, params)
+    for_placement, params = _split(PlacementParams, params)
     for_rope, params = _split(RopeOverrides, params)
     for_cpu, params = _split(CpuParams, params)
     for_context, unknown = _split(ContextParams, params)
-    _refuse(unknown, ModelParams, ContextParams, CpuParams, RopeOverrides)
+    _refuse(unknown, ModelParams, PlacementParams, ContextParams, CpuParams, RopeOverrides)
     rope = replace(for_context.pop("rope", RopeOverrides()), **for_rope)
     cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
     context_params = ContextParams(rope=rope, cpu=cpu, **for_context)
+    placement = for_model.get("placement", PlacementParams())
+    for_model["placement"] = replace(placement, **for_placement)
     for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
     model = load_model(path, ModelParams(**for_model), progress, devices=devices, no_alloc=no_alloc)
     try:

@@ -6,7 +6,7 @@ A builder describes one ubatch; node names are llama.cpp's, so that dumps can be
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,14 @@ class GraphShape:
     n_seqs: int = 1  # for recurrent layers: the tokens are those of so many sequences
 
 
+@dataclass(slots=True)
+class Pins:
+    """Nodes that belong on a device that the scheduler would not find; each with its layer."""
+
+    norms: list[tuple[Tensor, int]] = field(default_factory=list)
+    attention: list[tuple[Tensor, int]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
     """Leafs that are filled before each run."""
@@ -58,6 +66,7 @@ class Builder:
         self.flash_attn = flash_attn
         self.n_ctx = n_ctx
         self.graph = Graph()
+        self.pins = Pins()
         n = shape.n_tokens
         self.inputs = GraphInputs(
             tokens=new_tensor(GGMLType.I32, n, name="inp_tokens").as_input(),
@@ -74,6 +83,8 @@ class Builder:
     # ------------------------------------------------------------ small parts
     def name(self, t: Tensor, name: str, il: int = -1) -> Tensor:
         """Name a node as llama.cpp does: `name-il` inside a layer."""
+        if name == "norm" and il >= 0:
+            self.pins.norms.append((t, il))
         return t.named(f"{name}-{il}" if il >= 0 else name)
 
     def add(self, a: Tensor, b: Tensor, name: str, il: int) -> Tensor:
@@ -230,6 +241,7 @@ class Builder:
             scale, logit_softcap=self.hp.attn_logit_softcap, precision=Precision.F32
         )
         out = self.name(build.flash_attn_ext(q, k, v, mask, params, sinks), "__fattn__", il)
+        self.pins.attention.append((out, il))
         if v_b is not None:
             out = build.mul_mat(v_b, build.permute(out, 0, 2, 1, 3))
             out = build.cont(build.permute(self.name(out, "fattn_mla", il), 0, 2, 1, 3))
@@ -251,7 +263,9 @@ class Builder:
         if v_b is not None:
             kqv = self.name(build.mul_mat(v_b, kqv), "kqv_mla", il)
         kqv = build.permute(kqv, 0, 2, 1, 3)
-        return build.cont(kqv, kqv.ne[0] * kqv.ne[1], kqv.ne[2])
+        out = build.cont(kqv, kqv.ne[0] * kqv.ne[1], kqv.ne[2])
+        self.pins.attention.append((out, il))
+        return out
 
     # ------------------------------------------------------------ feed-forward
     def ffn(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build, env
-from pyggml.backend import Backend, Status, alloc_tensors, tensor_get, tensor_set
+from pyggml.backend import Backend, Status, tensor_get, tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
@@ -20,14 +20,22 @@ from pyggml.llama.builder import (
     Builder,
     GraphInputs,
     GraphShape,
+    Pins,
     attn_temperatures,
     rope_factors,
     rope_positions,
     shift_params,
 )
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
+from pyggml.llama.context_placement import (
+    compute_buffer_types,
+    is_pipeline_parallel,
+    less_compute,
+    pin,
+    place_memory,
+    resolve_flash_attn,
+)
 from pyggml.llama.kv_cache import (
-    N_KV_STEP,
     CacheParams,
     KvCache,
     Memory,
@@ -38,9 +46,6 @@ from pyggml.llama.kv_cache import (
 )
 from pyggml.llama.kv_cells import Cells
 from pyggml.llama.loader import Model
-from pyggml.llama.recurrent_state import RecurrentState
-from pyggml.params import FlashAttnParams
-from pyggml.placeholder import plan_tensors
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor, new_tensor
 
@@ -91,6 +96,7 @@ class _Built:
     graph: Graph
     inputs: GraphInputs
     logits: Tensor
+    pins: Pins
 
 
 class Context:
@@ -108,23 +114,24 @@ class Context:
         self._logits: F32 = np.empty((0, hp.n_vocab), np.float32)
         self._row_of: dict[int, int] = {}
         self.params.check_cache(self.hparams)
-        self.flash_attn = self._resolve_flash_attn()
+        self.flash_attn = resolve_flash_attn(model, self.hparams, self.params)
         self.memory = self._make_memory()
         self.backends: list[Backend] = []
         try:
             model.use_numa(model.numa)  # another model may have been loaded meanwhile
             self.backends += (device.init_backend() for device in model.devices)
+            self.is_parallel = is_pipeline_parallel(model.placement, self.params)
             self.sched = self._make_scheduler()
-            self._reserve()
+            self._reserve_first()
         except BaseException:
             self.close()
             raise
         self._report()
 
     def _report(self) -> None:
-        for backend in self.backends:
+        for backend, buft in zip(self.backends, self.sched.bufts, strict=True):
             size = self.sched.buffer_size(backend) / MIB
-            log.info("%12s compute buffer size = %8.2f MiB", backend.name, size)
+            log.info("%12s compute buffer size = %8.2f MiB", buft.name, size)
         n_ctx, trained = self.params.n_ctx, self.hparams.n_ctx_train
         if n_ctx > trained:
             log.warning(
@@ -134,35 +141,6 @@ class Context:
             )
 
     # ------------------------------------------------------------ construction
-    def _resolve_flash_attn(self) -> bool:
-        wanted, hp = self.params.flash_attn, self.hparams
-        supported = all(self._flash_attn_supported(il) for il in range(hp.n_layer))
-        types = f"keys of {self.params.type_k} and values of {self.params.type_v}"
-        if wanted == "on" and not supported:
-            raise UserError(
-                f"--flash-attn on: no device can run it for this model with {types}; use auto"
-            )
-        if not supported and CACHE_TYPES[self.params.type_v].is_quantized:
-            raise UserError(
-                f"--cache-type-v {self.params.type_v}: quantized values need flash attention, "
-                f"which no device can run for this model with {types}; use f16, bf16 or f32"
-            )
-        use = supported if wanted == "auto" else wanted == "on"
-        if not use and len(set(hp.n_head_kv)) > 1:
-            # transposed values of different widths cannot be written with one list of indices
-            raise UserError("the layers of this model differ in width: it needs --flash-attn on")
-        return use
-
-    def _flash_attn_supported(self, il: int) -> bool:
-        hp = self.hparams
-        type_k, type_v = CACHE_TYPES[self.params.type_k], CACHE_TYPES[self.params.type_v]
-        q = new_tensor(build.F32, hp.n_embd_head_k, 1, hp.n_head[il])
-        k = new_tensor(type_k, hp.n_embd_head_k, N_KV_STEP, hp.n_head_kv[il])
-        v = new_tensor(type_v, hp.n_embd_head_v, N_KV_STEP, hp.n_head_kv[il])
-        mask = new_tensor(GGMLType.F16, N_KV_STEP, 1)
-        node = build.flash_attn_ext(q, k, v, mask, FlashAttnParams(hp.kq_scale))
-        return any(device.supports_op(node) for device in self.model.devices)
-
     def _make_memory(self) -> Memory:
         p = self.params
         cache = CacheParams(
@@ -174,42 +152,8 @@ class Context:
             rotate=not env.integer("LLAMA_ATTN_ROT_DISABLE"),
         )
         memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
-        buft = self.model.devices[-1].buffer_type()
-        try:
-            for part in memory.parts:
-                part.allocate(buft, plan_tensors if self.model.no_alloc else alloc_tensors)
-        except OutOfMemory as e:
-            memory.free()
-            raise OutOfMemory(
-                f"a context of {p.n_ctx} tokens needs {memory.nbytes / MIB:,.0f} MiB for keys and "
-                f"values, which {buft.name} does not have: use a smaller --ctx-size\n{e}"
-            ) from e
-        for part in memory.caches:
-            self._report_cache(part, buft.name)
-        if memory.state:
-            self._report_state(memory.state, buft.name)
+        place_memory(memory, self.model, p)
         return memory
-
-    def _report_state(self, state: RecurrentState, where: str) -> None:
-        """llama.cpp's lines."""
-        log.info("%12s RS buffer size = %8.2f MiB", where, state.nbytes / MIB)
-        log.info(
-            "size = %7.2f MiB (%6u cells, %3d layers, %2u seqs), R (f32): %7.2f MiB, "
-            "S (f32): %7.2f MiB",
-            *(state.nbytes / MIB, self.params.n_seq_max, len(state.layers), self.params.n_seq_max),
-            *(sum(t.nbytes for t in part.values()) / MIB for part in (state.r, state.s)),
-        )
-
-    def _report_cache(self, cache: KvCache, where: str) -> None:
-        """llama.cpp's lines."""
-        p = self.params
-        log.info("%12s KV buffer size = %8.2f MiB", where, cache.nbytes / MIB)
-        log.info(
-            "size = %7.2f MiB (%6u cells, %3d layers, %2u seqs), K (%s): %7.2f MiB, "
-            "V (%s): %7.2f MiB",
-            *(cache.nbytes / MIB, cache.params.size, len(cache.layers), p.n_seq_max),
-            *(p.type_k, cache.k_bytes / MIB, p.type_v, cache.v_bytes / MIB),
-        )
 
     def _reserve(self) -> None:
         """Allocate and compile for the largest graphs: a full ubatch and a single token."""
@@ -220,18 +164,47 @@ class Context:
             n_seqs = min(self.params.n_seq_max, n_tokens)
             shapes += [(n_seqs, n_seqs), (n_tokens // n_seqs * n_seqs, n_seqs)]
         for n, n_seqs in dict.fromkeys(shapes):
-            graph = self._describe(GraphShape(n, n, n_kv, n_seqs)).graph
+            built = self._describe(GraphShape(n, n, n_kv, n_seqs))
+            graph = built.graph
+            self._pin(self.sched, built)
             self.sched.reserve(graph)
             log.debug("graph of %d tokens: nodes = %d", n, len(graph.nodes))
             self.graph_sizes[n] = GraphSize(len(graph.nodes), self.sched.n_splits)
             if self.model.no_alloc:
                 continue
             self._use_threads(n)
-            for backend in self.backends:
-                backend.prepare(graph)
+            for split in self.sched.layout.splits:
+                self.backends[split.backend_id].prepare(split.graph)
+
+    def _reserve_first(self) -> None:
+        """`_reserve`; without ubatches in flight if there is too little memory for them."""
+        if self.is_parallel:
+            try:
+                self._reserve()
+            except OutOfMemory:
+                log.warning(
+                    "compute buffer allocation failed, retrying without pipeline parallelism"
+                )
+            else:
+                return
+            self.is_parallel = False
+            self.sched = self._make_scheduler()
+        try:
+            self._reserve()
+        except OutOfMemory as e:
+            raise OutOfMemory(f"{e}{less_compute(self.model.placement, self.params)}") from e
 
     def _make_scheduler(self) -> Scheduler:
-        return Scheduler(self.backends, no_alloc=self.model.no_alloc)
+        return Scheduler(
+            self.backends,
+            compute_buffer_types(self.model.placement),
+            parallel=self.is_parallel,
+            op_offload=self.params.op_offload,
+            no_alloc=self.model.no_alloc,
+        )
+
+    def _pin(self, sched: Scheduler, built: _Built) -> None:
+        pin(sched, built.pins, self.model.placement, self.params, built.shape.n_tokens)
 
     def plan_graph(self, n_tokens: int) -> tuple[Scheduler, list[int]]:
         """A scheduler that has split the graph of a ubatch, as it runs when the memory is full.
@@ -241,8 +214,9 @@ class Context:
         """
         n_kv = tuple(cache.params.size for cache in self.memory.caches)
         sched = self._make_scheduler()
-        sizes = sched.reserve_size(self._describe(GraphShape(n_tokens, 1, n_kv, 1)).graph)
-        return sched, sizes
+        built = self._describe(GraphShape(n_tokens, 1, n_kv, 1))
+        self._pin(sched, built)
+        return sched, sched.reserve_size(built.graph)
 
     def warm_up(self) -> None:
         """Run BOS and EOS once, so that later runs are as fast as they can be; leaves no trace."""
@@ -382,6 +356,7 @@ class Context:
         self._built = None
         built = self._describe(shape)
         self.sched.reset()
+        self._pin(self.sched, built)
         self.sched.alloc_graph(built.graph)
         self._built = built
         return built
@@ -407,7 +382,7 @@ class Context:
         )
         logits = self.model.arch.graph(builder, self.model.weights)
         builder.graph.expand(logits)
-        return _Built(shape, builder.graph, builder.inputs, logits)
+        return _Built(shape, builder.graph, builder.inputs, logits, builder.pins)
 
     def _fill(self, inputs: GraphInputs, ubatch: Ubatch, slots: Slots) -> None:
         _set(inputs.tokens, ubatch.tokens)

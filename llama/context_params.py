@@ -88,6 +88,8 @@ class ContextParams:
     type_k: str = "f16"
     type_v: str = "f16"
     swa_full: bool = False
+    kv_offload: bool = True  # keys, values and states on their layer's device; else on the CPU
+    op_offload: bool = True  # large batches on a GPU even where weights are on the CPU
     warmup: bool = True
     rope: RopeOverrides = RopeOverrides()
 

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build
-from pyggml.backend import BufferType, alloc_tensors, pad
+from pyggml.backend import alloc_tensors, pad
 from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
 from pyggml.llama.batch import Ubatch
 from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cells import Cells, IntArray
-from pyggml.llama.memory_part import Alloc, MemoryPart
+from pyggml.llama.memory_part import Alloc, MemoryPart, Where
 from pyggml.llama.recurrent_state import RecurrentState
 from pyggml.tensor import Tensor, new_tensor
 
@@ -84,12 +84,12 @@ class KvCache(MemoryPart):
             return 0
         return head & -head
 
-    def allocate(self, buft: BufferType, alloc: Alloc = alloc_tensors) -> None:
+    def allocate(self, where: Where, alloc: Alloc = alloc_tensors) -> None:
         """Place the tensors; they start as zeros, since masked cells are still multiplied.
 
         Raises OutOfMemory.
         """
-        super().allocate(buft, alloc)
+        super().allocate(where, alloc)
         self.cells = Cells(self.params.size, self.params.n_seq_max)
 
     def find_slot(self, cells: Cells, n: int) -> IntArray | None:
@@ -105,8 +105,8 @@ class KvCache(MemoryPart):
         return sum(t.nbytes for t in self.v.values())
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.k.values(), *self.v.values())
+    def by_layer(self) -> Sequence[tuple[int, Tensor]]:
+        return (*self.k.items(), *self.v.items())
 
     def n_kv(self) -> int:
         """How many cells the next graph must look at."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyggml import registry
-from pyggml.backend import Buffer, BufferType, Device, Usage, alloc_tensors
+from pyggml.backend import Buffer, BufferType, Device, DeviceType, Usage, alloc_tensors
 from pyggml.errors import ConfigError, ModelError
 from pyggml.gguf import Gguf, GgufPart, GgufTensor, Metadata, Override, open_gguf
 from pyggml.llama import architectures
@@ -20,7 +20,15 @@ from pyggml.llama.architectures import Architecture
 from pyggml.llama.description import describe
 from pyggml.llama.hparams import HParams
 from pyggml.llama.memory_lock import MemoryLock
-from pyggml.llama.placement import Layout, Placement, Weight, check_rules, place
+from pyggml.llama.placement import (
+    Layout,
+    Placement,
+    Weight,
+    cache_names,
+    check_rules,
+    place,
+)
+from pyggml.llama.placement_advice import Placed, check_capacity
 from pyggml.llama.placement_devices import choose_devices
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.tensor_check import check_data
@@ -32,6 +40,7 @@ from pyggml.threads import usable_cpus
 
 log = logging.getLogger("pyggml.loader")
 
+PAGE = 4096
 MAP_ALIGNMENT = 32  # tensors that lie less well in the file are copied
 NUMA_MODES = ("distribute", "isolate", "numactl")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock")
@@ -113,6 +122,14 @@ class Model:
         """Architecture, size and type: "llama 135M Q4_1"."""
         types = [t.type for t in self.gguf.tensors.values()]
         return describe(self.metadata, self.n_params, types)
+
+    def bytes_in(self, buffer: Buffer) -> int:
+        """Bytes of a buffer of weights; of a mapping only what is used, and that once."""
+        device = buffer.buft.device
+        if buffer.buft is device.buffer_type() or buffer.buft is not device.mapped_buffer_type():
+            return buffer.size
+        tensors = [t for t in self.weights.tensors.values() if t.buffer is buffer]
+        return sum({t.data: t.nbytes for t in tensors}.values())
 
     def use_numa(self, mode: str) -> None:
         """How this model's weights and contexts use memory nodes."""
@@ -279,11 +296,16 @@ class _Loading:
             raise
 
     def _load(self) -> None:
+        self.model.placement.report(cache_names(self.model.hparams))
+        if not self.model.no_alloc:
+            weights = [Placed(p.want.name, p.want.layer, p.tensor, p.buft) for p in self.placed]
+            check_capacity(self.model.placement, weights)
         self._map([p for p in self.placed if self._can_map(p)])
         self._copy([p for p in self.placed if not self._can_map(p)])
         for buffer in self.model.buffers:
             buffer.set_usage(Usage.WEIGHTS)
-            log.info("%12s model buffer size = %8.2f MiB", buffer.name, buffer.size / 1048576)
+            size = self.model.bytes_in(buffer) / 1048576
+            log.info("%12s model buffer size = %8.2f MiB", buffer.name, size)
         if self.model.no_alloc:
             return
         log.info("repacking: %s", "; ".join(self.copied) or self._why_in_rows())
@@ -302,12 +324,12 @@ class _Loading:
 
     def _map(self, placed: Sequence[_Placed]) -> None:
         """Let tensors lie in the file's mapping."""
-        for part in sorted({p.source.part for p in placed}):
-            mine = [p for p in placed if p.source.part == part]
+        for buft, part in dict.fromkeys((p.buft, p.source.part) for p in placed):
+            mine = [p for p in placed if p.buft is buft and p.source.part == part]
             file = self.model.gguf.parts[part]
             first = min(p.source.offset for p in mine)
             size = max(p.source.offset + p.source.nbytes for p in mine) - first
-            buffer = self._wrap(mine[0].buft.device, file, first, size)
+            buffer = self._wrap(buft.device, file, first, size)
             self.model.buffers.append(buffer)
             for p in mine:
                 p.tensor.buffer = buffer
@@ -324,8 +346,12 @@ class _Loading:
         return buffer
 
     def _copy(self, placed: Sequence[_Placed]) -> None:
-        """Allocate one buffer per buffer type and write the data, biggest tensors first."""
-        for buft in dict.fromkeys(p.buft for p in placed):
+        """Allocate one buffer per buffer type and write the data, biggest tensors first.
+
+        Memory of other devices first: while they are filled the host has most room.
+        """
+        bufts = sorted(dict.fromkeys(p.buft for p in placed), key=lambda b: (b.is_host, b.name))
+        for buft in bufts:
             mine = [p for p in placed if p.buft is buft]
             buffer = self.alloc([p.tensor for p in mine], buft)
             if buffer is not None:
@@ -366,8 +392,31 @@ class _Loading:
             raise LoadCancelled
 
     def _lock(self) -> None:
-        for buffer in self.model.buffers:
-            self.model.lock.lock(buffer.base, buffer.size)
+        """Weights in memory of the host; of a mapping only what lies there."""
+        mapped = [p for p in self.placed if self._can_map(p)]
+        for start, size in _runs([p.tensor for p in mapped]):
+            self.model.lock.lock(start, size)
+        copied = [p for p in self.placed if not self._can_map(p) and _is_host(p.buft)]
+        for buffer in dict.fromkeys(p.tensor.buffer for p in copied):
+            if buffer is not None:
+                self.model.lock.lock(buffer.base, buffer.size)
+
+
+def _is_host(buft: BufferType) -> bool:
+    """Whether it is memory of the host, readable in the plain layout or not."""
+    return buft.is_host or buft.device.type == DeviceType.CPU
+
+
+def _runs(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """(address, size) of memory that tensors take, those without a page between them as one."""
+    runs: list[tuple[int, int]] = []
+    for start, size in sorted((t.data or 0, t.nbytes) for t in tensors):
+        first, length = runs[-1] if runs else (start, 0)
+        if runs and start - first - length < PAGE:
+            runs[-1] = first, max(length, start + size - first)
+        else:
+            runs.append((start, size))
+    return runs
 
 
 def _cost(buft: BufferType, placed: Sequence[_Placed], seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyggml.backend import Buffer, BufferType, Device, DeviceType, buffer_of
+from pyggml.backend import BufferType, Device, DeviceType
 from pyggml.llama.context import Context
 from pyggml.llama.loader import Model
 
@@ -121,22 +121,13 @@ def _by_buffer_type(model: Model, context: Context) -> dict[BufferType, Use]:
         found[buft] = found.get(buft, Use()) + use
 
     for buffer in model.buffers:
-        add(buffer.buft, Use(model=_weights_in(model, buffer)))
+        add(buffer.buft, Use(model=model.bytes_in(buffer)))
     for part in context.memory.parts:
-        if part.buffer is not None:
-            add(part.buffer.buft, Use(context=part.buffer.size))
+        for buffer in part.buffers:
+            add(buffer.buft, Use(context=buffer.size))
     for backend, buft in zip(context.sched.backends, context.sched.bufts, strict=True):
         add(buft, Use(compute=context.sched.buffer_size(backend)))
     return found
-
-
-def _weights_in(model: Model, buffer: Buffer) -> int:
-    """The size of a buffer; of a mapping only what is used, and that once."""
-    device = buffer.buft.device
-    if buffer.buft is device.buffer_type() or buffer.buft is not device.mapped_buffer_type():
-        return buffer.size
-    tensors = [t for t in model.weights.tensors.values() if buffer_of(t) is buffer]
-    return sum({t.data: t.nbytes for t in tensors}.values())
 
 
 # ---------------------------------------------------------------- as text

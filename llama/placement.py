@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyggml.backend import BufferType, Device, DeviceType
@@ -31,6 +31,7 @@ class RuleUse:
     bytes: int = 0
     shadowed: int = 0  # tensors that match, and that an earlier rule has placed
     places: dict[str, int] = field(default_factory=dict)  # bytes per buffer type
+    unusable: list[str] = field(default_factory=list)  # weights that cannot be used there
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,17 @@ class Placement:
             _report_rule(use, of_caches=id(use) in useful)
 
 
+def cache_names(hp: HParams) -> Iterator[str]:
+    """What the tensors of keys, values and states are called."""
+    for il in range(hp.n_layer):
+        if hp.recurrent(il):
+            yield from (f"cache_r_l{il}", f"cache_s_l{il}")
+        else:
+            yield f"cache_k_l{il}"
+            if not hp.values_in_keys:
+                yield f"cache_v_l{il}"
+
+
 def _report_rule(use: RuleUse, *, of_caches: bool) -> None:
     if use.tensors:
         places = ", ".join(f"{n / MIB:.2f} MiB in {name}" for name, n in use.places.items())
@@ -107,6 +119,15 @@ def _report_rule(use: RuleUse, *, of_caches: bool) -> None:
         )
     elif not of_caches:
         log.warning("%s places no tensor: no name matches", use.rule)
+    if use.unusable:
+        log.warning(
+            "%s: %s cannot compute with %s there, which is copied back for each use",
+            *(use.rule, use.rule.buft, _some(use.unusable)),
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tensors"
 
 
 # ---------------------------------------------------------------- names of buffer types
@@ -211,7 +232,8 @@ class _Placer:
             # llama.cpp: the CPU's word means the best of its buffer types
             places = [*self.cpu_places, *places]
         elif wanted is not None:
-            self._check_use(use, want, tensor, wanted)
+            if use is not None and not self.support(wanted.device, wanted, want.op, tensor):
+                use.unusable.append(want.name)
             return self._counted(use, tensor, wanted)
         for device, buft in places:
             if self.support(device, buft, want.op, tensor):
@@ -237,13 +259,6 @@ class _Placer:
             else:
                 use.shadowed += 1
         return first, wanted
-
-    def _check_use(self, use: RuleUse | None, want: Want, tensor: Tensor, buft: BufferType) -> None:
-        if not self.support(buft.device, buft, want.op, tensor):
-            log.warning(
-                "%s: %s cannot compute %s with %s, which is %s: it is copied back for each use",
-                *(use.rule if use else "", buft.name, want.op.name, want.name, tensor.type.label),
-            )
 
     def _counted(self, use: RuleUse | None, tensor: Tensor, buft: BufferType) -> BufferType:
         if use is not None:

@@ -137,8 +137,8 @@ class RecurrentState(MemoryPart):
         self.s = {il: new_tensor(f32, n_s, n_seq_max, name=f"cache_s_l{il}") for il in layers}
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.r.values(), *self.s.values())
+    def by_layer(self) -> Sequence[tuple[int, Tensor]]:
+        return (*self.r.items(), *self.s.items())
 
     # ------------------------------------------------------------ graph parts
     def inputs(self, n_seqs: int) -> StateInputs:

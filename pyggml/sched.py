@@ -105,7 +105,8 @@ class Scheduler:
 
     def reserve_size(self, graph: Graph) -> list[int]:
         """Bytes per backend that `reserve` would need; allocates nothing."""
-        self.reset()
+        if self._cut is not None:  # else decisions of set_tensor_backend are for this graph
+            self.reset()
         self.synchronize()
         self._split(graph)
         layout = self._layout

@@ -45,6 +45,7 @@ class Layout:
     graph: Graph
     node_ids: list[int]
     leaf_ids: list[int]
+    splits: list[Split] = field(default_factory=list)
 
     def add(self, node: Tensor, backend_id: int) -> None:
         """Append one node."""
@@ -189,7 +190,7 @@ class Cut:
     def layout(self) -> Layout:
         """The graph to allocate memory for."""
         ids = self.assignment.ids
-        layout = Layout(Graph(), [], [])
+        layout = Layout(Graph(), [], [], self.splits)
         for split in self.splits:
             for i, tensor in enumerate(split.inputs):
                 layout.add(_dependency([tensor]), ids[tensor])  # it lives until it is copied

@@ -14,6 +14,7 @@ from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
 from pyggml.tools import completion, conversation, details, dry_run, logs
 from pyggml.tools.inputs import find_prompt, find_system
+from pyggml.tools.placement import has_layers
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
 from pyggml.tools.simulated import Simulated, chosen_devices
 from pyggml.tools.task import Task
@@ -109,7 +110,7 @@ def _collect_garbage() -> None:
 
 
 def _warn_without_gpu(values: Mapping[str, Any], screen: Screen) -> None:
-    if values.get("n_gpu_layers", "0") == "0":
+    if not has_layers(values):
         return
     if all(device.type == DeviceType.CPU for device in registry.devices()):
         screen.warn("no usable GPU found, --gpu-layers option will be ignored")

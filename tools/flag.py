@@ -21,6 +21,7 @@ class Flag:
     value: Any = None  # a flag that takes no argument sets this
     optional: str = ""  # what the flag means when its argument is left out
     repeat: bool = False
+    ordered: bool = False  # all flags of the target make one list of (long name, value), in order
     tools: tuple[str, ...] = (CLI,)
 
     @property

@@ -312,10 +312,8 @@ ABSENT: Mapping[str, str] = {
     "-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline "
     "-cl --cache-list": "download the GGUF file and give it with -m",
     "-i --interactive -if --interactive-first": "chat with -cnv",
-    "-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -sm --split-mode -ts --tensor-split "
-    "-mg --main-gpu -dev --device -kvo --kv-offload -nkvo --no-kv-offload --op-offload "
-    "--no-op-offload --no-host -fit --fit -fitt --fit-target -fitc --fit-ctx "
-    "--rpc": "everything runs on the CPU",
+    "-fit --fit -fitt --fit-target -fitc --fit-ctx": "there is no fitting",
+    "--rpc": "there are no remote devices",
     "--grammar --grammar-file -j --json-schema -jf --json-schema-file": "there are no grammars",
     "--lora --lora-scaled --control-vector --control-vector-scaled": "there are no adapters",
     "-md --model-draft --spec-draft-model --spec-type --draft": "there is no speculative decoding",

@@ -14,6 +14,7 @@ from pyggml.version import __version__
 
 Values = Mapping[str, Any]
 METAVARS: Mapping[object, str] = {int: "N", float: "X"}
+ORDER = "pyggml.order"  # of flags, in a context's meta
 HELP_NAMES = ("-h", "--help", "--usage")
 ALWAYS = (
     ("-h, --help, --usage", "show this help and leave"),
@@ -34,21 +35,24 @@ class ToolCommand(click.Command):
         self._run = run
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        checked = self._checked(args)
+        checked, order = self._checked(args)
+        ctx.meta[ORDER] = order
         rest = super().parse_args(ctx, checked)
         options = self.params[: len(self._flags)]
         for warning in environment.fill(ctx, self._flags, options):
             click.echo(f"warning: {warning}", err=True)
         return rest
 
-    def _checked(self, args: list[str]) -> list[str]:
-        """Arguments with - for _ in long names; an unknown name is refused with its neighbour.
+    def _checked(self, args: list[str]) -> tuple[list[str], list[Flag]]:
+        """Arguments with - for _ in long names, and their flags in the order in which they come.
+
+        An unknown name is refused with its neighbour.
 
         Click alone would read an unknown -ngl as -n with the value "gl".
         """
         flag_of = {name: f for f in self._flags for name in f.names.replace("/", " ").split()}
         checked: list[str] = []
-        given: Counter[Flag] = Counter()
+        order: list[Flag] = []
         rest = deque(args)
         while rest:
             argument = _dashed(rest.popleft())
@@ -61,18 +65,18 @@ class ToolCommand(click.Command):
             if option not in flag_of:
                 raise click.UsageError(_unknown(option, [*flag_of, *HELP_NAMES, "--version"]))
             flag = flag_of[option]
-            given[flag] += 1
+            order.append(flag)
             left_out = flag.optional and rest and rest[0].startswith("-")
             if flag.takes_value and option == argument and rest and not left_out:
                 checked.append(rest.popleft())
-        for flag, n in given.items():
+        for flag, n in Counter(order).items():
             if n > 1 and not flag.repeat and flag.value is None:
                 text = f"warning: {flag.long_name} is given {n} times: the last one counts"
                 click.echo(text, err=True)
-        return checked
+        return checked, order
 
     def invoke(self, ctx: click.Context) -> None:
-        self._run(_values(self._flags, ctx.params))
+        self._run(_values(self._flags, ctx.params, ctx.meta.get(ORDER, [])))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for group, records in self.help_groups(ctx):
@@ -139,13 +143,24 @@ def _declarations(flag: Flag) -> list[str]:
     return [*yes[len(no) :], *pairs, *(f" /{b}" for b in no[len(yes) :])]
 
 
-def _values(flags: list[Flag], parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, by target."""
+def _values(flags: list[Flag], parsed: Mapping[str, Any], order: list[Flag]) -> dict[str, Any]:
+    """What was given, by target; `order`: the flags of the command line as they came."""
     found: dict[str, Any] = {}
+    lists: dict[Flag, deque[Any]] = {}
     for i, flag in enumerate(flags):
         value = parsed[f"o{i}"]
-        if value is not None and value != ():
+        if value is None or value == ():
+            continue
+        if flag.ordered:
+            lists[flag] = deque(value if flag.repeat else [value])
+        else:
             found[flag.target] = value
+    # llama.cpp: what the environment says comes first
+    for flag in [*(f for f in lists if f not in order), *(f for f in order if f in lists)]:
+        while lists[flag]:
+            found.setdefault(flag.target, []).append((flag.long_name, lists[flag].popleft()))
+            if flag in order:
+                break
     return found
 
 

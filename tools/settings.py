@@ -1,6 +1,5 @@
 """From flag values to the library's parameters."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from pyggml.llama.sampling import (
 from pyggml.llama.session import GenerateParams
 from pyggml.tools.inputs import read_text, unescape
 from pyggml.tools.options import flag_named, section
+from pyggml.tools.placement import placement
 
 
 def check(values: Mapping[str, Any]) -> None:
@@ -30,10 +30,6 @@ def check(values: Mapping[str, Any]) -> None:
         raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
     if "json" in values and "dry_run" not in values:
         raise UserError("--json is the form of a plan: give --dry-run as well")
-    layers = values.get("n_gpu_layers", "auto")
-    # -1 and -2 are llama.cpp's older words for auto and all
-    if not re.fullmatch(r"\d+|-1|-2|auto|all", layers):
-        raise ConfigError(f"--gpu-layers {layers}: a number of layers, auto or all")
     sampling(values, {})
     generation(values)
     ModelParams(**_model(values))
@@ -76,6 +72,7 @@ def _model(values: Mapping[str, Any]) -> dict[str, Any]:
     if older:
         lock_only = "mlock" if "no_mmap" in values else "mmap+mlock"
         model["load_mode"] = lock_only if "mlock" in values else "none"
+    model["placement"] = placement(values)
     return model
 
 

@@ -267,8 +267,8 @@ def test_the_bytes_of_a_cache(name: str, models: Models, caplog: pytest.LogCaptu
     ):
         memory = ours.context().memory
         assert memory.nbytes == k + v
-        buffer = memory.caches[0].buffer
-        assert buffer is not None and k + v <= buffer.size < k + v + 4096
+        [buffer] = memory.caches[0].buffers
+        assert k + v <= buffer.size < k + v + 4096
     mib = 1 << 20
     assert f"KV buffer size = {(k + v) / mib:8.2f} MiB" in caplog.text
     assert f"K ({name}): {k / mib:7.2f} MiB, V (f16): {v / mib:7.2f} MiB" in caplog.text

@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from plan_only import PlanBufferType
 from tiny_llama import hparams
 
-from pyggml.backend import buffer_of
+from pyggml.backend import BufferType, buffer_of
 from pyggml.backends.reference.device import RefDevice
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.llama.batch import Batch, Ubatch
 from pyggml.llama.hparams import HParams
 from pyggml.llama.kv_cache import CacheParams, KvCache, Memory, make_memory
+from pyggml.llama.memory_part import Where
 
 
 def params(size: int = 512, **changes: Any) -> CacheParams:
     values: dict[str, Any] = {"type_k": GGMLType.F16, "type_v": GGMLType.F16, "v_trans": False}
     return CacheParams(size=size, **{**values, **changes})
+
+
+def on(buft: BufferType) -> Where:
+    return lambda il, name: buft
 
 
 def windowed(n_swa: int = 300, **changes: Any) -> HParams:
@@ -31,7 +36,7 @@ def windowed(n_swa: int = 300, **changes: Any) -> HParams:
 
 def allocated(memory: Memory) -> Memory:
     for cache in memory.caches:
-        cache.allocate(RefDevice().buffer_type())
+        cache.allocate(on(RefDevice().buffer_type()))
     return memory
 
 
@@ -82,7 +87,7 @@ def test_memory_that_does_not_fit_has_no_cells() -> None:
     buft = PlanBufferType(room=1000)
     cache = KvCache(hparams(), range(3), params())
     with pytest.raises(OutOfMemory):
-        cache.allocate(buft)
+        cache.allocate(on(buft))
     assert cache.cells.size == 0 and buft.total == 0
 
 
@@ -210,7 +215,7 @@ def test_a_token_sees_the_past_of_its_first_sequence(
     held: list[tuple[int, set[int]]], tokens: list[tuple[int, list[int]]], n_swa: int
 ) -> None:
     cache = KvCache(hparams(), range(3), params(16, n_seq_max=3, n_swa=n_swa))
-    cache.allocate(RefDevice().buffer_type())
+    cache.allocate(on(RefDevice().buffer_type()))
     for i, (pos, seqs) in enumerate(held):
         if seqs:
             cache.cells.occupy(np.array([i], np.int32), np.array([pos], np.int32), [tuple(seqs)])

@@ -14,9 +14,9 @@ MODEL = {"model": "x.gguf"}
     ("values", "said"),
     [
         ({"model": None}, "--model is required: pyllama-cli -m MODEL.gguf"),
-        ({"n_gpu_layers": "1.5"}, "--gpu-layers 1.5: a number of layers, auto or all"),
-        ({"n_gpu_layers": "-7"}, "--gpu-layers -7: "),
-        ({"n_gpu_layers": "many"}, "--gpu-layers many: "),
+        ({"placement.n_gpu_layers": "1.5"}, "--gpu-layers 1.5: a number of layers, auto or all"),
+        ({"placement.n_gpu_layers": "-7"}, "--gpu-layers -7: "),
+        ({"placement.n_gpu_layers": "many"}, "--gpu-layers many: "),
         ({"context.n_ctx": -1}, "--ctx-size -1 is too small"),
         ({"context.n_batch": 0}, "--batch-size 0 is too small: it must be at least 1"),
         ({"context.n_ubatch": -2}, "--ubatch-size -2 is too small"),
@@ -56,7 +56,7 @@ def test_mistakes_are_seen_before_the_model_is_read(values: dict[str, Any], said
 
 @pytest.mark.parametrize("layers", ["0", "1", "999", "-1", "-2", "auto", "all"])
 def test_gpu_layers(layers: str) -> None:
-    check({**MODEL, "n_gpu_layers": layers})
+    check({**MODEL, "placement.n_gpu_layers": layers})
 
 
 @pytest.mark.parametrize("n", [-5, -1, 0, 1, 64])
