@@ -6,7 +6,9 @@ import numpy as np
 
 from pyggml import build
 from pyggml.backend import Device, Usage, alloc_tensors, tensor_get, tensor_set
-from pyggml.backends.cuda.simulate import Simulation
+from pyggml.backends.cuda.sim_clock import Bus, Clock
+from pyggml.backends.cuda.sim_driver import SimDriver
+from pyggml.backends.cuda.simulate import Simulation, parse_spec
 from pyggml.cost import Rates
 from pyggml.dtypes import GGMLType
 from pyggml.graph import Graph, build_graph
@@ -22,6 +24,13 @@ WIDTH = 64
 
 def simulation(*specs: str, execute: str = "host", trace: bool = False) -> Simulation:
     return Simulation(specs, execute, trace, cpu_rates=CPU_RATES)
+
+
+def sim_driver(*specs: str, dry: bool = False, trace: bool = False) -> SimDriver:
+    """A driver alone, with a clock of its own."""
+    bus = Bus(lambda: CPU_RATES.gbs)
+    cards = [parse_spec(spec).card for spec in specs]
+    return SimDriver(cards, Clock(bus, trace=trace), dry=dry)
 
 
 def as_bytes(values: np.ndarray) -> memoryview:

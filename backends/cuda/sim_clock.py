@@ -40,6 +40,7 @@ class Bus:
         """`gbs`: asked once, when somebody wants the first bytes."""
         self._ask = gbs
         self._taken: list[tuple[float, float, float]] = []  # from, to, bytes per second
+        self._until = 0.0  # when the last of it is over
 
     @cached_property
     def gbs(self) -> float:
@@ -51,17 +52,23 @@ class Bus:
         if nbytes <= 0 or seconds <= 0:
             return start + seconds
         wanted, left, at = nbytes / seconds, nbytes, start
-        most = max(1e9 * self.gbs, wanted)  # whoever is alone is not held up
+        if start >= self._until:  # nobody else is there
+            if self._until <= now:
+                self._taken.clear()
+            self._until = start + seconds
+            self._taken.append((start, self._until, wanted))
+            return self._until
         self._taken = taken = [span for span in self._taken if span[1] > now]
         for stop in (*sorted({t for a, b, _ in taken for t in (a, b) if t > start}), None):
             used = sum(rate for a, b, rate in taken if a <= at < b)
-            rate = min(wanted, max(0.0, most - used))
+            rate = min(wanted, max(0.0, 1e9 * self.gbs - used)) if used else wanted
             if stop is None or (rate and at + left / rate <= stop):
                 end = at + left / rate
-                self._taken.append((at, end, rate))
+                taken.append((at, end, rate))
+                self._until = max(self._until, end)
                 return end
             if rate:
-                self._taken.append((at, stop, rate))
+                taken.append((at, stop, rate))
             left -= rate * (stop - at)
             at = stop
         raise AssertionError("after the last span everything is free")
@@ -80,9 +87,10 @@ class Clock:
     def wait_until(self, time: float, why: str, cost: float) -> None:
         """The host waits, and `cost` seconds longer."""
         start = self.now
-        self.now = max(start, time) + cost
-        self.waits.busy += self.now - start
-        self._note(self.waits, why, start, self.now, 0)
+        self.now = end = (time if time > start else start) + cost
+        self.waits.busy += end - start
+        if self.trace is not None:
+            self._note(self.waits, why, start, end, 0)
 
     def compute(self, name: str, seconds: float, nbytes: float) -> None:
         """The host computes, reading bytes of its memory."""
@@ -103,6 +111,7 @@ class Clock:
     def copy(self, unit: Unit, ready: float, seconds: float, name: str, nbytes: int) -> float:
         """The same for a copy from or to host memory."""
         start = max(self.now, ready, unit.free_at)
+        seconds = max(seconds, 1e-9 * nbytes / self.bus.gbs)  # host memory gives no more
         end = self.bus.deliver(self.now, start, seconds, nbytes)
         self._occupy(unit, name, start, end, nbytes)
         return end

@@ -71,6 +71,7 @@ class SimStream:
 
     def __init__(self, card: SimCard) -> None:
         self.card = card
+        self._name = f"for {card.name}"
         self.submitted = self.done = 0
         self.ready_at = 0.0  # when all submitted work is over, in virtual time
         self.captured: list[Captured] | None = None
@@ -120,12 +121,17 @@ class SimStream:
                 f"{self.card.name}: a stream that is being captured cannot be waited for"
             )
         self._check()
-        self.run_to(self.submitted)
+        if self.done < self.submitted:
+            self.run_to(self.submitted)
         card = self.card
         card.counters.syncs += 1
-        card.clock.wait_until(self.ready_at, f"for {card.name}", card.rates.sync)
-        news, self._news = self._news, None
-        if news is not None:
+        card.clock.wait_until(self.ready_at, self._name, card.rates.sync)
+        self.tell()
+
+    def tell(self) -> None:
+        """Raise what has gone wrong and nobody has been told."""
+        if self._news is not None:
+            news, self._news = self._news, None
             raise news
 
     def wait(self, event: DriverEvent) -> None:
@@ -171,6 +177,7 @@ class SimEvent:
             self.card.counters.syncs += 1
             rates = self.card.rates
             self.card.clock.wait_until(self.time, f"for {self.card.name}", rates.sync)
+            self.stream.tell()
 
     def query(self) -> bool:
         if self.stream is None:
