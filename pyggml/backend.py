@@ -10,6 +10,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyggml.cost import Rates
 from pyggml.errors import OutOfMemory
@@ -360,20 +361,29 @@ def tensor_get(tensor: Tensor, out: memoryview, offset: int = 0) -> None:
         _data_buffer(tensor, out.nbytes, offset).get(tensor, out, offset)
 
 
-def tensor_copy(src: Tensor, dst: Tensor) -> None:
-    """Copy between tensors of the same layout, wherever they lie."""
+def copier(src: Tensor, dst: Tensor) -> Callable[[], None]:
+    """What copies between two tensors of the same layout as often as they stay where they are."""
     assert src.same_layout(dst), f"{src!r} and {dst!r} differ in layout"
     if src is dst or src.nbytes == 0:
-        return
+        return lambda: None
     source, target = _data_buffer(src, src.nbytes, 0), _data_buffer(dst, dst.nbytes, 0)
     if source.buft.is_host:
-        target.set(dst, host_bytes(src))
-    elif target.buft.is_host:
-        source.get(src, host_bytes(dst))
-    elif not target.copy(src, dst):
+        return partial(target.set, dst, host_bytes(src))
+    if target.buft.is_host:
+        return partial(source.get, src, host_bytes(dst))
+    return partial(_copy_through_host, source, src, target, dst)
+
+
+def _copy_through_host(source: Buffer, src: Tensor, target: Buffer, dst: Tensor) -> None:
+    if not target.copy(src, dst):
         bounce = memoryview(bytearray(src.nbytes))
         source.get(src, bounce)
         target.set(dst, bounce)
+
+
+def tensor_copy(src: Tensor, dst: Tensor) -> None:
+    """Copy between tensors of the same layout, wherever they lie."""
+    copier(src, dst)()
 
 
 def tensor_copy_async(src_backend: Backend, dst_backend: Backend, src: Tensor, dst: Tensor) -> None:

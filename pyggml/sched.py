@@ -71,6 +71,7 @@ class Scheduler:
         self._allocator = GraphAllocator(self.bufts, stay_in_buffer=True, no_alloc=no_alloc)
         self._copy, self._next_copy = 0, 0
         self._cut: Cut | None = None
+        self._run: Run | None = None  # of the allocated graph
         self._layout = Layout(Graph(), [], [])
         self._is_reset, self._is_alloc = True, False
 
@@ -78,7 +79,7 @@ class Scheduler:
     def reset(self) -> None:
         """Forget the graph and all assignments; call it before allocating a new graph."""
         self._assignment.clear()
-        self._cut = None
+        self._cut = self._run = None
         self._is_reset, self._is_alloc = True, False
 
     def set_tensor_backend(self, tensor: Tensor, backend: Backend) -> None:
@@ -118,11 +119,12 @@ class Scheduler:
         self._copy = self._next_copy
         self._next_copy = (self._next_copy + 1) % self.n_copies
         previous = self._layout
-        self._split(graph)
+        cut = self._split(graph)
         self._alloc_splits(previous)
+        self._run = Run(self.backends, cut, self._events[self._copy])
         self._is_alloc = True
 
-    def _split(self, graph: Graph) -> None:
+    def _split(self, graph: Graph) -> Cut:
         self._is_reset = False
         graph.uid = next_uid()
         self._assignment.assign(graph)
@@ -133,6 +135,7 @@ class Scheduler:
             print(text, end="", file=self._stream or sys.stderr, flush=True)
         cut.optimize()
         self._layout = cut.layout()
+        return cut
 
     def _reserve(self) -> None:
         layout = self._layout
@@ -187,9 +190,11 @@ class Scheduler:
             if not self._is_reset:
                 self.reset()
             self.alloc_graph(graph)
-        cut = self._cut
-        assert cut is not None and cut.graph is graph, "another graph is allocated: call reset()"
-        return Run(self.backends, cut, self._events[self._copy], self.eval_callback).run()
+        run = self._run
+        assert run is not None and run.cut.graph is graph, (
+            "another graph is allocated: call reset()"
+        )
+        return run.run(self.eval_callback)
 
     def synchronize(self) -> None:
         """Wait for all backends."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend import Backend, Event, Status, Usage, host_bytes, tensor_copy
+from pyggml.backend import Backend, Event, Status, Usage, copier, host_bytes
 from pyggml.ids import ABSENT, check_ids
 from pyggml.ops import Op, TensorFlag
 from pyggml.sched_split import Cut, Split
@@ -21,103 +22,125 @@ _INPUT = int(TensorFlag.INPUT)
 EXPERT_OVERRUN = 512
 
 
+@dataclass(slots=True)
+class _Input:
+    """What is known of one input of a split before anything runs."""
+
+    tensor: Tensor
+    copy: Tensor
+    home: Backend
+    is_graph_input: bool
+    has_experts: bool
+    move: Callable[[], None]  # copies, blocking
+
+
+@dataclass(slots=True)
+class _Step:
+    """A split with its backend and the event of the copy in use."""
+
+    split: Split
+    backend: Backend
+    event: Event | None
+    inputs: list[_Input]
+    results: list[tuple[_Input, Callable[[], None]]]  # what copies them back
+
+    def wait_on_host(self) -> None:
+        """Until the backend has done the work before the event's last record."""
+        if self.event is not None:
+            self.event.synchronize()
+        else:
+            self.backend.synchronize()
+
+
 class Run:
-    """One evaluation of a cut graph."""
+    """A cut graph whose tensors have memory: everything that evaluations have in common."""
 
     def __init__(
-        self,
-        backends: Sequence[Backend],
-        cut: Cut,
-        events: Sequence[Event | None],
-        callback: EvalCallback | None,
+        self, backends: Sequence[Backend], cut: Cut, events: Sequence[Event | None]
     ) -> None:
-        self.backends = backends
+        """`events`: per backend, of the copy in use."""
         self.cut = cut
-        self.events = events  # per backend, of the copy in use
-        self.callback = callback
+        self._shares_memory = cut.shares_memory
         self._experts = _UsedExperts(backends, cut)
+        self._steps = [
+            self._step(backends, split, events[split.backend_id]) for split in cut.splits
+        ]
 
-    def run(self) -> Status:
+    def _step(self, backends: Sequence[Backend], split: Split, event: Event | None) -> _Step:
+        inputs = []
+        for i, tensor in enumerate(split.inputs):
+            copy = self.cut.copy_of(split, i)
+            has_experts = self._experts.applies(split, tensor, copy)
+            home = backends[self.cut.assignment.ids[tensor]]
+            is_graph_input = bool(int(tensor.flags) & _INPUT)
+            move = copier(tensor, copy)
+            inputs.append(_Input(tensor, copy, home, is_graph_input, has_experts, move))
+        results = [(inputs[i], copier(inputs[i].copy, inputs[i].tensor)) for i in split.results]
+        return _Step(split, backends[split.backend_id], event, inputs, results)
+
+    def run(self, callback: EvalCallback | None) -> Status:
         """All splits in order; the first status that is not SUCCESS ends it."""
-        previous = -1
-        for split in self.cut.splits:
-            backend_id = split.backend_id
+        self._experts.forget()
+        previous: _Step | None = None
+        for step in self._steps:
             # copies order the work of two backends; without any, memory that the previous split
             # still uses may belong to this one
-            alone = not split.inputs or self.cut.shares_memory
-            if alone and previous not in (-1, backend_id):
-                self._wait_on_host(previous)
-            for i in range(len(split.inputs)):
-                self._copy_input(split, i)
-            status = self._compute(split)
+            alone = not step.inputs or self._shares_memory
+            if alone and previous is not None and previous.backend is not step.backend:
+                previous.wait_on_host()
+            for i, item in enumerate(step.inputs):
+                self._copy_input(step, i, item)
+            status = _compute(step, callback)
             if status != Status.SUCCESS:
                 return status
-            for i in split.results:
-                self._copy_back(split, i)
-            event = self.events[backend_id]
-            if event is not None:
-                self.backends[backend_id].event_record(event)
-            previous = backend_id
-        if self.cut.shares_memory:
-            self._wait_on_host(previous)
+            for item, move in step.results:
+                step.backend.synchronize()
+                item.home.synchronize()
+                move()
+            if step.event is not None:
+                step.backend.event_record(step.event)
+            previous = step
+        if self._shares_memory and previous is not None:
+            previous.wait_on_host()
         return Status.SUCCESS
 
-    def _wait_on_host(self, backend_id: int) -> None:
-        event = self.events[backend_id]
-        if event is not None:
-            event.synchronize()
-        else:
-            self.backends[backend_id].synchronize()
-
-    # ------------------------------------------------------------ inputs
-    def _copy_input(self, split: Split, index: int) -> None:
-        tensor = split.inputs[index]
-        copy = self.cut.copy_of(split, index)
-        if int(tensor.flags) & _INPUT:
+    def _copy_input(self, step: _Step, index: int, item: _Input) -> None:
+        if item.is_graph_input:
             # the user may write the next input as soon as we return: copy it now
-            self._wait_on_host(split.backend_id)
-            tensor_copy(tensor, copy)
+            step.wait_on_host()
+            item.move()
             return
-        backend, event = self.backends[split.backend_id], self.events[split.backend_id]
-        if event is not None:
-            backend.event_wait(event)
+        backend = step.backend
+        if step.event is not None:
+            backend.event_wait(step.event)
         else:
             backend.synchronize()
-        if self._experts.applies(split, tensor, copy):
-            self._experts.copy(split, index, copy)
-            return
-        home = self.backends[self.cut.assignment.ids[tensor]]
-        if not backend.copy_async(home, tensor, copy):
-            home.synchronize()
-            self._wait_on_host(split.backend_id)
-            tensor_copy(tensor, copy)
+        if item.has_experts:
+            self._experts.copy(step.split, index, item.copy)
+        elif not backend.copy_async(item.home, item.tensor, item.copy):
+            item.home.synchronize()
+            step.wait_on_host()
+            item.move()
 
-    def _copy_back(self, split: Split, index: int) -> None:
-        """Write an input that a node has changed to where it came from."""
-        target = split.inputs[index]
-        self.backends[split.backend_id].synchronize()
-        self.backends[self.cut.assignment.ids[target]].synchronize()
-        tensor_copy(self.cut.copy_of(split, index), target)
 
-    # ------------------------------------------------------------ nodes
-    def _compute(self, split: Split) -> Status:
-        backend = self.backends[split.backend_id]
-        if self.callback is None:
-            return backend.graph_compute(split.graph)
-        nodes = split.graph.nodes
-        start = 0
-        while start < len(nodes):
-            stop = start + 1
-            while not (wanted := self.callback(nodes[stop - 1], True)) and stop < len(nodes):
-                stop += 1
-            status = backend.graph_compute(split.graph.view(start, stop))
-            if status != Status.SUCCESS:
-                return status
-            backend.synchronize()
-            if wanted and not self.callback(nodes[stop - 1], False):
-                break
-            start = stop
-        return Status.SUCCESS
+def _compute(step: _Step, callback: EvalCallback | None) -> Status:
+    backend, graph = step.backend, step.split.graph
+    if callback is None:
+        return backend.graph_compute(graph)
+    nodes = graph.nodes
+    start = 0
+    while start < len(nodes):
+        stop = start + 1
+        while not (wanted := callback(nodes[stop - 1], True)) and stop < len(nodes):
+            stop += 1
+        status = backend.graph_compute(graph.view(start, stop))
+        if status != Status.SUCCESS:
+            return status
+        backend.synchronize()
+        if wanted and not callback(nodes[stop - 1], False):
+            break
+        start = stop
+    return Status.SUCCESS
 
 
 class _UsedExperts:
@@ -128,6 +151,10 @@ class _UsedExperts:
         self.cut = cut
         self._ids: Tensor | None = None  # the ids read last: gate, up and down share them
         self._used: list[int] = []
+
+    def forget(self) -> None:
+        """The ids of an earlier evaluation."""
+        self._ids = None
 
     @staticmethod
     def applies(split: Split, tensor: Tensor, copy: Tensor) -> bool:

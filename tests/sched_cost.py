@@ -1,20 +1,22 @@
 """Print what the scheduler costs on a graph of many layers with their experts on the host.
 
-python tests/sched_cost.py [--profile] [layers]
+python tests/sched_cost.py [--fake] [--profile] [layers]
 """
 
 import cProfile
 import pstats
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from fakes import FakeBackend, FakeDevice, cpu
 from sched_graphs import I32, input_leaf, weight
 
 from pyggml import build
-from pyggml.backend import Status, alloc_tensors
+from pyggml.backend import Backend, Device, Status, alloc_tensors
+from pyggml.backends.cuda.simulate import Simulation
+from pyggml.cost import Rates
 from pyggml.dtypes import GGMLType
 from pyggml.graph import Graph
 from pyggml.params import RopeParams
@@ -39,7 +41,7 @@ EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 class Layer:
     """Attention and routing on one device, experts on another."""
 
-    def __init__(self, gpu: FakeDevice, host: FakeDevice) -> None:
+    def __init__(self, gpu: Device, host: Device) -> None:
         self.w = {name: weight(gpu, *ne, name=name) for name, ne in WEIGHTS.items()}
         self.w |= {n: weight(host, N_EMBD, N_EMBD, N_EXPERT, name=n) for n in EXPERTS}
         self.k, self.v = (new_tensor(GGMLType.F16, N_EMBD, N_KV, name=n) for n in ("k", "v"))
@@ -125,10 +127,10 @@ def typical(make: Callable[[], Callable[[], object]], n: int = 7) -> str:
     return f"{np.median(times):8.2f} ms (least {min(times):.2f})"
 
 
-def main(layers: int, profile: bool) -> None:
-    gpu, host = FakeDevice("CUDA0"), cpu()
+def main(backends: Sequence[Backend], layers: int, profile: bool) -> None:
+    gpu, host = (b.device for b in backends)
     parts = [Layer(gpu, host) for _ in range(layers)]
-    sched = Scheduler([Idle(gpu), Idle(host)])
+    sched = Scheduler(backends)
     sched.reserve(model_graph(parts, 2))
 
     def plan() -> Callable[[], object]:
@@ -144,6 +146,11 @@ def main(layers: int, profile: bool) -> None:
         with cProfile.Profile() as profiler:
             for _ in range(5):
                 plan()()
+            graph = model_graph(parts, 1)
+            sched.reset()
+            sched.alloc_graph(graph)
+            for _ in range(100):
+                sched.graph_compute(graph)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
         return
     print("build         ", typical(lambda: lambda: model_graph(parts, 1)))
@@ -171,7 +178,18 @@ def main(layers: int, profile: bool) -> None:
     print("  cut         ", typical(cut))
 
 
+def simulated() -> list[Backend]:
+    """A card that computes nothing beside the CPU."""
+    devices = Simulation(["rtx3060"], execute="dry", cpu_rates=Rates(gbs=40, gflops=100)).devices
+    return [device.init_backend() for device in devices]
+
+
 if __name__ == "__main__":
     words = sys.argv[1:]
     numbers = [int(w) for w in words if w.isdigit()]
-    main(numbers[0] if numbers else 80, "--profile" in words)
+    idle = [Idle(FakeDevice("CUDA0")), Idle(cpu())]
+    main(
+        idle if "--fake" in words else simulated(),
+        numbers[0] if numbers else 60,
+        "--profile" in words,
+    )

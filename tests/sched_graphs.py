@@ -4,7 +4,7 @@ import numpy as np
 from fakes import FakeDevice, cpu, write
 
 from pyggml import build
-from pyggml.backend import Usage, alloc_tensors
+from pyggml.backend import Device, Usage, alloc_tensors
 from pyggml.graph import Graph, build_graph
 from pyggml.ops import Op
 from pyggml.sched import Scheduler
@@ -29,7 +29,7 @@ def large_batch(node: Tensor) -> bool:
     return batch_of(node) >= MIN_BATCH
 
 
-def weight(device: FakeDevice, *ne: int, name: str, seed: int = 0) -> Tensor:
+def weight(device: Device, *ne: int, name: str, seed: int = 0) -> Tensor:
     """A random weight in a device's memory."""
     tensor = new_tensor(F32, *ne, name=name)
     buffer = alloc_tensors([tensor], device.buffer_type())
