@@ -12,7 +12,7 @@ from pyggml import registry
 from pyggml.backend import Device, DeviceType
 from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
-from pyggml.tools import completion, conversation, details, dry_run, logs
+from pyggml.tools import completion, conversation, details, dry_run, logs, sched_file
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.placement import has_layers
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
@@ -41,6 +41,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
     options = Options.of(values)
     # every mistake that can be seen before the model is read is reported before it
     check(values)
+    sched_file.check(values)
     # the lines of stdin are the messages of a chat
     use_stdin = not options.conversation or options.single_turn
     system, prompt = find_system(values), find_prompt(values, use_stdin=use_stdin)
@@ -59,6 +60,8 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
         screen.status("warming up")
         chat = llama.session()
         screen.clear_progress()
+        if "sched_graph" in values:
+            sched_file.write(values["sched_graph"], sched_file.graphs_of(chat.session.context))
         _collect_garbage()
         sampler, modelled = llama.sampler_of(params), simulated.modelled
         task = Task(llama, chat, sampler, generation(values), options, screen, modelled=modelled)

@@ -112,4 +112,10 @@ DEVICES: Sequence[Flag] = (
         help="only tell what would lie and run where, and leave; a file's header is enough",
     ),
     Flag("--json", "json", value=True, help="with --dry-run: as one JSON object"),
+    Flag(
+        "--sched-graph",
+        "sched_graph",
+        help="write which node runs where, and why, to a file: .html, .svg, .dot or .json",
+        metavar="FILE",
+    ),
 )

@@ -1,0 +1,22 @@
+"""A split graph as JSON; docs/sched-graph.md describes it."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pyggml.sched_graph import SplitGraphs
+from pyggml.version import __version__
+
+FORMAT = "pyggml-sched-graph"
+VERSION = 1  # of the format: grows when something is removed or gets another meaning
+
+
+def text(graphs: SplitGraphs) -> str:
+    """One object on one line per graph's list would be no better to read: it is for programs."""
+    return json.dumps(as_object(graphs), separators=(",", ":"), ensure_ascii=True) + "\n"
+
+
+def as_object(graphs: SplitGraphs) -> dict[str, Any]:
+    """What is written, as dicts and lists."""
+    head = {"format": FORMAT, "version": VERSION, "program": f"pyggml {__version__}"}
+    return head | asdict(graphs)
