@@ -82,6 +82,10 @@ _SENTENCES: dict[str, Callable[[Placed], str]] = {
     "1.vsrc": _by_memory,
     "1.inp": lambda p: f"a graph input: the program writes it in memory of {p.backend}",
     "1.off": _offloaded,
+    "1.back": lambda p: (
+        f"it writes to memory where no device can run it: {p.backend} does, on a copy that is "
+        "copied back"
+    ),
     "2.sup": lambda p: f"its neighbours in the graph run on {p.backend}, which can run it too",
     "3.best": lambda p: (
         f"no neighbour decided: {p.backend} reads most of its sources where they are"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from pyggml.backend import Backend, buffer_of, is_weight
 from pyggml.cost import Rates, expert_bytes, node_cost
+from pyggml.estimate import estimate
 from pyggml.ops import Op, TensorFlag
 from pyggml.sched import Scheduler
 from pyggml.sched_cause import Placed, reason_of
@@ -80,6 +80,7 @@ class GraphCopy:
     ne: tuple[int, ...]
     bytes: int  # of the tensor
     moved: int  # bytes, expected: of experts only those in use
+    back: bool  # after the split it is copied to where it came from
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ def describe(sched: Scheduler, name: str, n_tokens: int, compute: Sequence[int] 
 
 
 class _Describer:
+    """Turns tensors into records."""
+
     def __init__(self, sched: Scheduler, cut: Cut) -> None:
         self.sched = sched
         self.cut = cut
@@ -168,12 +171,12 @@ class _Describer:
         self.ids = {leaf: f"l{i}" for i, leaf in enumerate(cut.graph.leafs)}
         nodes = (node for split in cut.splits for node in split.graph.nodes)
         self.ids |= {node: f"n{i}" for i, node in enumerate(nodes)}
-        pairs = ((split, tensor) for split in cut.splits for tensor in split.inputs)
+        places = ((split, i) for split in cut.splits for i in range(len(split.inputs)))
         self.originals: dict[Tensor, Tensor] = {}
-        for i, (split, tensor) in enumerate(pairs):
-            copy = cut.copy_of(tensor, split.backend_id)
-            self.ids[copy] = f"c{i}"
-            self.originals[copy] = tensor
+        for k, (split, i) in enumerate(places):
+            copy = cut.copy_of(split, i)
+            self.ids[copy] = f"c{k}"
+            self.originals[copy] = split.inputs[i]
 
     def describe(self, name: str, n_tokens: int, compute: Sequence[int]) -> SplitGraph:
         splits, copies, nodes = self._splits(), tuple(self._copies()), tuple(self._nodes())
@@ -185,7 +188,7 @@ class _Describer:
         return SplitGraph(
             name,
             n_tokens,
-            None,
+            self._seconds(),
             tuple(self._device(i, splits, nodes) for i in range(len(self.names))),
             tuple(self._memory(compute)),
             tuple(_seams(copies)),
@@ -226,7 +229,8 @@ class _Describer:
         start = 0
         for i, split in enumerate(self.cut.splits):
             stop = start + len(split.graph.nodes)
-            ids = tuple(self.ids[self.cut.copy_of(t, split.backend_id)] for t in split.inputs)
+            copies = (self.cut.copy_of(split, k) for k in range(len(split.inputs)))
+            ids = tuple(self.ids[copy] for copy in copies)
             made.append(GraphSplit(i, self.names[split.backend_id], start, stop, ids))
             start = stop
         return tuple(made)
@@ -260,11 +264,12 @@ class _Describer:
     # ------------------------------------------------------------ copies
     def _copies(self) -> Iterator[GraphCopy]:
         for i, split in enumerate(self.cut.splits):
-            for tensor in split.inputs:
-                yield self._copy(tensor, split, i)
+            for k in range(len(split.inputs)):
+                yield self._copy(split, k, i)
 
-    def _copy(self, tensor: Tensor, split: Split, index: int) -> GraphCopy:
-        copy, home = self.cut.copy_of(tensor, split.backend_id), self._home(tensor)
+    def _copy(self, split: Split, number: int, index: int) -> GraphCopy:
+        tensor, copy = split.inputs[number], self.cut.copy_of(split, number)
+        home = self._home(tensor)
         only_used = self._only_used(tensor, copy, split)
         moved = round(expert_bytes(split.graph.nodes[0])) if only_used else tensor.nbytes
         return GraphCopy(
@@ -279,6 +284,7 @@ class _Describer:
             _shape(tensor),
             tensor.nbytes,
             moved,
+            number in split.results,
         )
 
     @staticmethod
@@ -289,6 +295,11 @@ class _Describer:
         return is_product and is_weight(tensor) and buffer is not None and buffer.buft.is_host
 
     # ------------------------------------------------------------ totals
+    def _seconds(self) -> float | None:
+        if None in self.rates or not self.cut.splits:
+            return None
+        return round(estimate(self.sched).seconds, 9)
+
     def _device(
         self, index: int, splits: Sequence[GraphSplit], nodes: Sequence[GraphNode]
     ) -> GraphDevice:
@@ -342,18 +353,12 @@ def _look(copies: Sequence[GraphCopy], split: GraphSplit) -> tuple[object, ...]:
 
 
 def _seams(copies: Sequence[GraphCopy]) -> Iterator[GraphSeam]:
-    def ends(copy: GraphCopy) -> tuple[str, str]:
-        return copy.origin, copy.target
-
-    for (origin, target), group in groupby(sorted(copies, key=ends), key=ends):
-        found = list(group)
-        yield GraphSeam(
-            origin,
-            target,
-            len(found),
-            sum(c.bytes for c in found),
-            sum(c.moved for c in found),
-        )
+    ways = [(c.origin, c.target, c) for c in copies]
+    ways += [(c.target, c.origin, c) for c in copies if c.back]
+    for origin, target in sorted({way[:2] for way in ways}):
+        found = [copy for *ends, copy in ways if ends == [origin, target]]
+        moved = sum(c.moved for c in found)
+        yield GraphSeam(origin, target, len(found), sum(c.bytes for c in found), moved)
 
 
 def _total(parts: Iterator[float | None]) -> float | None:

@@ -83,3 +83,24 @@ def late_pair(**kwargs: bool) -> tuple[FakeDevice, FakeDevice, FakeDevice, list[
         for i in range(2)
     )
     return first, second, cpu(trace=trace), trace
+
+
+def cache_on(device: FakeDevice, *ne: int, name: str = "cache") -> Tensor:
+    """Memory that outlives graphs, full of ones."""
+    tensor = new_tensor(F32, *ne, name=name)
+    alloc_tensors([tensor], device.buffer_type())
+    write(tensor, np.ones(tensor.ne[::-1]))
+    return tensor
+
+
+def cache_graph(
+    gpu: FakeDevice, w: Tensor, cache: Tensor, n_tokens: int = 1
+) -> tuple[Graph, Tensor, Tensor, Tensor]:
+    """Rows that the GPU computes go to its cache, which is then read: graph, x, ids, result."""
+    x, ids = input_leaf(4, n_tokens, name="x"), new_tensor(I32, n_tokens, name="ids").as_input()
+    rows = build.mul(x, w)
+    graph = Graph()
+    graph.expand(build.set_rows(cache, rows, ids).named("stored"))
+    result = build.mul_mat(build.view(cache, (4, 8), (16,)), rows).named("result")
+    graph.expand(result.as_output())
+    return graph, x, ids, result

@@ -60,8 +60,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
         screen.status("warming up")
         chat = llama.session()
         screen.clear_progress()
-        if "sched_graph" in values:
-            sched_file.write(values["sched_graph"], sched_file.graphs_of(chat.session.context))
+        sched_file.write_wanted(values, chat.session.context)
         _collect_garbage()
         sampler, modelled = llama.sampler_of(params), simulated.modelled
         task = Task(llama, chat, sampler, generation(values), options, screen, modelled=modelled)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyggml.llama.dry_run import dry_run, report
 from pyggml.llama.out_of_memory import shortages
+from pyggml.tools import sched_file
 from pyggml.tools.settings import check, load_model
 from pyggml.tools.simulated import chosen_devices
 from pyggml.tools.ui import Screen
@@ -16,10 +17,13 @@ from pyggml.tools.ui import Screen
 def run(values: Mapping[str, Any], screen: Screen) -> None:
     """Print the plan on stdout, as JSON if that is wanted; what does not fit is a warning."""
     check(values)
+    sched_file.check(values)
     devices = chosen_devices(values, dry=True)
     with load_model(values, devices=devices, no_alloc=True) as llama:
         model = llama.model
-        plan = dry_run(model, llama.context())
+        context = llama.context()
+        plan = dry_run(model, context)
+        sched_file.write_wanted(values, context)
         if values.get("json"):
             print(json.dumps(plan.as_json()))
         else:

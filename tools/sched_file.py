@@ -38,6 +38,12 @@ def check(values: Mapping[str, Any]) -> None:
     _open_part(path)[1].unlink()
 
 
+def write_wanted(values: Mapping[str, Any], context: Context) -> None:
+    """Write the file if one is wanted."""
+    if "sched_graph" in values:
+        write(values["sched_graph"], graphs_of(context))
+
+
 def graphs_of(context: Context) -> SplitGraphs:
     """The graphs of a full ubatch of a prompt and of one token, when the memory is full."""
     model, p = context.model, context.params
@@ -55,7 +61,7 @@ def write(text: str, graphs: SplitGraphs) -> None:
     content: str = importlib.import_module(WRITERS[path.suffix.lower()]).text(graphs)
     descriptor, part = _open_part(path)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(content)
         part.replace(path)
     except BaseException:

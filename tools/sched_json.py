@@ -12,8 +12,8 @@ VERSION = 1  # of the format: grows when something is removed or gets another me
 
 
 def text(graphs: SplitGraphs) -> str:
-    """One object on one line per graph's list would be no better to read: it is for programs."""
-    return json.dumps(as_object(graphs), separators=(",", ":"), ensure_ascii=True) + "\n"
+    """One object in one line."""
+    return json.dumps(as_object(graphs), separators=(",", ":")) + "\n"
 
 
 def as_object(graphs: SplitGraphs) -> dict[str, Any]:

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from fakes import FakeDevice, cpu, read, write
 from memory_check import check_no_overlap
-from sched_graphs import F32, I32, backend_name, input_leaf, names, place, scheduler, weight
+from sched_graphs import (
+    I32,
+    backend_name,
+    cache_graph,
+    cache_on,
+    input_leaf,
+    names,
+    place,
+    scheduler,
+    weight,
+)
 
 from pyggml import build
 from pyggml.backend import alloc_tensors
@@ -14,30 +24,9 @@ from pyggml.errors import UserError
 from pyggml.graph import Graph
 from pyggml.ops import Op
 from pyggml.sched import Scheduler
-from pyggml.tensor import Tensor, new_tensor
+from pyggml.tensor import new_tensor
 
 WRITES = {Op.CPY, Op.SET_ROWS}
-
-
-def cache_on(device: FakeDevice, *ne: int, name: str = "cache") -> Tensor:
-    """Memory that outlives graphs, full of ones."""
-    tensor = new_tensor(F32, *ne, name=name)
-    alloc_tensors([tensor], device.buffer_type())
-    write(tensor, np.ones(tensor.ne[::-1]))
-    return tensor
-
-
-def cache_graph(
-    gpu: FakeDevice, w: Tensor, cache: Tensor, n_tokens: int = 1
-) -> tuple[Graph, Tensor, Tensor, Tensor]:
-    """Rows that the GPU computes go to its cache, which is then read: graph, x, ids, result."""
-    x, ids = input_leaf(4, n_tokens, name="x"), new_tensor(I32, n_tokens, name="ids").as_input()
-    rows = build.mul(x, w)
-    graph = Graph()
-    graph.expand(build.set_rows(cache, rows, ids).named("stored"))
-    result = build.mul_mat(build.view(cache, (4, 8), (16,)), rows).named("result")
-    graph.expand(result.as_output())
-    return graph, x, ids, result
 
 
 @pytest.mark.parametrize("late", [False, True])

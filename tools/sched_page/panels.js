@@ -95,6 +95,7 @@ function copyDetails(model, c, go) {
     make("p", { class: "why", mark: model.colour(c.target) }, make("b", {}, `${c.origin} → ${c.target}`),
       `: ${c.target} cannot read it where it lies`),
     facts([["data", `${c.type} ${shape(c.ne)}, ${bytes(c.bytes)}`],
+      ["back", c.back ? `after the split it is copied to ${c.origin} again` : ""],
       ["moved", c.moved < c.bytes ? `${bytes(c.moved)} expected: only the experts in use` : bytes(c.moved)]]),
     ...related(model, c, go),
   ];
