@@ -264,3 +264,16 @@ def test_the_command_line_writes_the_graphs_of_the_model(
         assert all(len(g["splits"]) == 1 and not g["copies"] for g in graphs)
         names = [n["name"] for n in graphs[0]["nodes"]]
         assert names[-1] == "result_output" and "ffn_out-1" in names
+
+
+def test_a_dry_run_writes_them_too(run: Run, tmp_path: Path, tiny_models: dict[str, str]) -> None:
+    planned, real = tmp_path / "planned.json", tmp_path / "real.json"
+    common = ("-m", tiny_models["gemma3"], "-c", "256", "-ub", "32")
+    assert run(*common, "--dry-run", "--sched-graph", str(planned)).code == 0
+    assert run(*common, *HELLO, "--sched-graph", str(real)).code == 0
+    assert planned.read_text() == real.read_text()
+
+
+def test_a_mistake_is_found_before_a_dry_run(run: Run, tmp_path: Path) -> None:
+    result = run("-m", str(tmp_path / "no.gguf"), "--dry-run", "--sched-graph", "graph.txt")
+    assert result.code == 1 and result.err.startswith("error: --sched-graph graph.txt: the name")
