@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from pyggml.backends.cpu.lower_fused import PATTERNS, Pattern
 from pyggml.backends.cpu.lower_matmul import wanted_columns
+from pyggml.backends.cpu.lower_matmul_id import wanted_expert_columns
 from pyggml.backends.cpu.lowering import PlanContext, Step, Work
 from pyggml.graph import Graph
 from pyggml.ops import Op, TensorFlag
 from pyggml.tensor import Tensor
 
 _OUTPUT = int(TensorFlag.OUTPUT)
+WANTED = {Op.MUL_MAT: wanted_columns, Op.MUL_MAT_ID: wanted_expert_columns}
 
 
 class Fusion:
@@ -28,9 +30,9 @@ class Fusion:
         for pattern in PATTERNS:
             self._patterns.setdefault(pattern.ops[0], []).append(pattern)
         for node in nodes:
-            wanted = wanted_columns(node) if node.op == Op.MUL_MAT else None
+            wanted = WANTED[node.op](node) if node.op in WANTED else None
             if wanted is not None and node.src[1] is not None:
-                context.wanted.setdefault(node.src[1], wanted)
+                context.wanted.setdefault(_whole(node.src[1]), wanted)
 
     def find(self, i: int) -> tuple[Sequence[Tensor], Step] | None:
         """The step of the longest chain that starts with node i, and its nodes."""
@@ -73,6 +75,13 @@ class Fusion:
             and self.graph.use_counts.get(view) == 1
             and not int(view.flags) & _OUTPUT
         )
+
+
+def _whole(x: Tensor) -> Tensor:
+    """The node whose values a view of the same shape shows."""
+    source = x.view_src
+    same = source is not None and not x.view_offs and source.same_layout(x)
+    return source if source is not None and same else x
 
 
 def _is_safe(nodes: Sequence[Tensor], kept: int | None, step: Step) -> bool:

@@ -142,9 +142,12 @@ def wanted_columns(node: Tensor) -> WantedColumns | None:
     panel = LAYOUTS.get(weights.type)
     if panel is None or x.type != F32 or not supports_quantized(node):
         return None
-    columns, form = _columns(weights, x, panel), panel.activations
-    if columns.planes != 1:
-        return None
+    columns = _columns(weights, x, panel)
+    return wanted(columns, panel.activations) if columns.planes == 1 else None
+
+
+def wanted(columns: Columns, form: ActivationFormat) -> WantedColumns:
+    """The columns of one plane, as a step that computes their values can leave them."""
     params = (columns.group, columns.blocks, form.zero, columns.padded)
     return WantedColumns((form, columns), form.kernel, columns.plane_bytes, params)
 

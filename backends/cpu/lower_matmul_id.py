@@ -20,10 +20,11 @@ from pyggml.backends.cpu.lower_matmul import (
     packed_row,
     quantized_columns,
     rows_at_once,
+    wanted,
     widened,
 )
 from pyggml.backends.cpu.lower_rows import copy_step
-from pyggml.backends.cpu.lowering import PlanContext, Step, Work, lowering
+from pyggml.backends.cpu.lowering import PlanContext, Step, WantedColumns, Work, lowering
 from pyggml.backends.cpu.panels import (
     FLOAT_GROUP,
     FLOAT_ROWS,
@@ -139,6 +140,10 @@ class _Columns:
     def shared(self) -> bool:
         return self.per_token < self.n_used
 
+    def single(self, x: Tensor) -> Columns:
+        """All columns of the activations, one after the other."""
+        return Columns(x.ne[1] * x.ne[2], 1, 1, self.blocks, self.form.nbytes)
+
 
 def _columns(node: Tensor, panel: PanelLayout) -> _Columns:
     weights, x, ids = _operands(node)
@@ -150,19 +155,18 @@ def _columns(node: Tensor, panel: PanelLayout) -> _Columns:
 
 
 def _quantized(ctx: PlanContext, x: Tensor, route: Work, columns: _Columns) -> Steps:
-    """Each column once: where it is if slots share it and no groups are wanted, else in the order
-    of the experts that take it."""
+    """Each column once: where it is if no groups are wanted, else in the order of the experts that
+    take it."""
     c = columns
-    single = Columns(x.ne[1] * x.ne[2], 1, 1, c.blocks, c.form.nbytes)
-    if c.shared and c.group == 1:
-        return (yield from quantized_columns(ctx, x, c.form, single))
+    if c.group == 1:
+        return (yield from quantized_columns(ctx, x, c.form, c.single(x)))
     key = (c.form, route)
     work = ctx.quantized(x, key)
     if work is not None:
         return work
     chunks, nbytes = ctx.chunks(c.positions), c.positions * c.blocks * c.form.nbytes
     if c.shared:
-        source: Tensor | Work = yield from quantized_columns(ctx, x, c.form, single)
+        source: Tensor | Work = yield from quantized_columns(ctx, x, c.form, c.single(x))
         kernel = "gather_columns"
         params: tuple[int, ...] = (c.n_used, c.per_token, c.group, c.blocks, c.form.nbytes)
     else:
@@ -173,6 +177,17 @@ def _quantized(ctx: PlanContext, x: Tensor, route: Work, columns: _Columns) -> S
     yield Step(kernel, chunks, work, (source, route), params)
     ctx.keep_quantized(x, key, work)
     return work
+
+
+def wanted_expert_columns(node: Tensor) -> WantedColumns | None:
+    """What a quantized product with few columns per expert wants of them."""
+    weights, x, _ = _operands(node)
+    if weights.type not in LAYOUTS or x.type != F32 or not supports_quantized_experts(node):
+        return None
+    columns = _columns(node, LAYOUTS[weights.type])
+    if columns.group != 1:
+        return None
+    return wanted(columns.single(x), columns.form)
 
 
 @lowering(Op.MUL_MAT_ID_COLD, supports_quantized_experts)
@@ -196,7 +211,7 @@ def lower_quantized_experts(node: Tensor, ctx: PlanContext) -> Iterator[Step]:
         columns.blocks * columns.form.nbytes,
         k // weights.type.block_size,
         0 if repacked else 1,
-        columns.per_token if columns.shared and columns.group == 1 else 0,
+        columns.per_token if columns.group == 1 else 0,
         columns.at_once if repacked else n,  # pack each panel once
     )
     n_items = -(-rows // ROWS) * min(n_experts, n)

@@ -135,6 +135,35 @@ def test_gated_activations(
     case.check(pool, n_threads)
 
 
+@settings(max_examples=40)
+@given(
+    kind=st.sampled_from(KINDS[1:]),
+    n_used=st.integers(1, 4),
+    tokens=st.integers(1, 9),
+    n_threads=st.integers(1, 3),
+)
+def test_experts_take_columns(
+    pool: Pool, kind: T, n_used: int, tokens: int, n_threads: int
+) -> None:
+    """Norms and gated activations leave the columns of chosen experts, if these have few each."""
+    make, n, n_experts = Leafs(tokens), kind.block_size, 5
+    normed = weighted(make, make(n, tokens))
+    ids = make.ids(n_used, tokens, high=n_experts)
+    shaped = build.reshape(normed, n, 1, tokens)
+    gate, up = (
+        build.mul_mat_id(make(n, 2 * n, n_experts, type=kind), shaped, ids) for _ in range(2)
+    )
+    gated = build.glu_split(gate, up, GluOp.SWIGLU)
+    down = build.mul_mat_id(make(2 * n, 16, n_experts, type=kind), gated, ids)
+    case = Case(make, down, build.mul_mat(make(n, 5), normed))
+    kernels = [label.kernel for label in case.plan(n_threads=n_threads).labels]
+    few = n_used * tokens < 2 * n_experts
+    assert ("glu_swiglu_q8" in "".join(kernels)) == few
+    assert kernels[0].startswith("norms_q8") == (tokens == 1)
+    assert any(kernel.startswith("quantize") for kernel in kernels) == (tokens > 1)
+    case.check(pool, n_threads)
+
+
 CACHES = (T.F32, T.F16, T.BF16, T.Q8_0, T.Q4_0, T.IQ4_NL)
 
 
