@@ -15,6 +15,8 @@ from pyggml.llama.loader import Model
 from pyggml.llama.memory_table import DeviceUse, MemoryTable, memory_table
 from pyggml.tensor import Tensor
 
+MIB = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
@@ -34,6 +36,16 @@ class LayerPlace:
     layer: int
     bytes: int
     buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RulePlace:
+    """What a rule has placed, weights and caches; `places` are bytes by buffer type."""
+
+    rule: str
+    tensors: int
+    bytes: int
+    places: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,7 @@ class DryRun:
     tensors: tuple[TensorPlace, ...]
     kv: tuple[LayerPlace, ...]
     memory: MemoryTable
+    rules: tuple[RulePlace, ...]
     pp: GraphSize
     tg: GraphSize
     modelled: Modelled | None  # None: of a device nobody knows how fast it is
@@ -78,7 +91,7 @@ class DryRun:
             ],
             "kv": [{"layer": p.layer, "bytes": p.bytes, "buffer": p.buffer} for p in self.kv],
             "devices": [_device(d) for d in self.memory.devices],
-            "rules": [],
+            "rules": [{"rule": r.rule, "tensors": r.tensors, "bytes": r.bytes} for r in self.rules],
             "graph": {
                 name: {"nodes": size.nodes, "splits": size.splits}
                 for name, size in (("pp", self.pp), ("tg", self.tg))
@@ -108,6 +121,7 @@ def dry_run(model: Model, context: Context) -> DryRun:
         tensors=tuple(_tensors(model)),
         kv=tuple(_layers(context)),
         memory=memory_table(model, context),
+        rules=tuple(_rules(model, context)),
         pp=sizes[max(sizes)],
         tg=sizes[1],
         modelled=_modelled(context),
@@ -121,15 +135,24 @@ def _tensors(model: Model) -> Iterator[TensorPlace]:
 
 def _layers(context: Context) -> Iterator[LayerPlace]:
     """By layer; one line for each kind of buffer, as rules may part keys and values."""
-    memory, found = context.memory, Counter[tuple[int, str]]()
-    tables = [table for cache in memory.caches for table in (cache.k, cache.v)]
-    if memory.state:
-        tables += [memory.state.r, memory.state.s]
-    for table in tables:
-        for il, t in table.items():
+    found = Counter[tuple[int, str]]()
+    for part in context.memory.parts:
+        for il, t in part.by_layer:
             found[il, _buffer(t).name] += t.nbytes
     for (il, name), nbytes in sorted(found.items()):
         yield LayerPlace(il, nbytes, name)
+
+
+def _rules(model: Model, context: Context) -> Iterator[RulePlace]:
+    caches = [t for part in context.memory.parts for t in part.tensors]
+    placement = model.placement
+    for use in placement.rules:
+        mine = [t for t in caches if placement.cache_rule(t.name) is use]
+        places = Counter(use.places)
+        for t in mine:
+            places[_buffer(t).name] += t.nbytes
+        n, nbytes = use.tensors + len(mine), use.bytes + sum(t.nbytes for t in mine)
+        yield RulePlace(str(use.rule), n, nbytes, places)
 
 
 def _buffer(tensor: Tensor) -> Buffer:
@@ -152,6 +175,9 @@ def report(model: Model, plan: DryRun) -> Iterator[str]:
     """The plan in lines."""
     yield f"{model.hparams.name or model.gguf.path.name} · {model.description}"
     yield from plan.memory.lines()
+    for rule in plan.rules:
+        places = ", ".join(f"{n / MIB:,.1f} MiB in {name}" for name, n in rule.places.items())
+        yield f"{rule.rule}: {rule.tensors} tensors{', ' + places if places else ''}"
     yield f"graph: pp {_size(plan.pp)}, tg {_size(plan.tg)}"
     if plan.modelled is not None:
         m = plan.modelled

@@ -125,8 +125,7 @@ class Model:
 
     def bytes_in(self, buffer: Buffer) -> int:
         """Bytes of a buffer of weights; of a mapping only what is used, and that once."""
-        device = buffer.buft.device
-        if buffer.buft is device.buffer_type() or buffer.buft is not device.mapped_buffer_type():
+        if not is_mapping(buffer):
             return buffer.size
         tensors = [t for t in self.weights.tensors.values() if t.buffer is buffer]
         return sum({t.data: t.nbytes for t in tensors}.values())
@@ -143,6 +142,12 @@ class Model:
         for buffer in self.buffers:
             buffer.free()
         self.gguf.close()
+
+
+def is_mapping(buffer: Buffer) -> bool:
+    """Whether a buffer is a part of a mapped file."""
+    buft, device = buffer.buft, buffer.buft.device
+    return buft is device.mapped_buffer_type() and buft is not device.buffer_type()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ Of a mapped file only the tensors that lie in the mapping count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pyggml.backend import BufferType, Device, DeviceType
+from pyggml.backend import Buffer, BufferType, Device, DeviceType, MultiBuffer
 from pyggml.llama.context import Context
-from pyggml.llama.loader import Model
+from pyggml.llama.loader import Model, is_mapping
 
 SIMULATED = "[simulated]"  # how descriptions of simulated devices end
 MAKERS = ("NVIDIA ", "GeForce ", "Tesla ", "AMD ", "Radeon ", "Instinct ")
@@ -88,17 +88,13 @@ def memory_table(model: Model, context: Context) -> MemoryTable:
     uses = _by_buffer_type(model, context)
     cpu = next(d for d in model.devices if d.type == DeviceType.CPU)
     owners = {buft: cpu if buft.is_host else buft.device for buft in uses}
-    mapped = {d.mapped_buffer_type() for d in model.devices} - {
-        d.buffer_type() for d in model.devices
-    }
     devices = []
     for device in model.devices:
         mine = [buft for buft in uses if owners[buft] is device]
         use = sum((uses[buft] for buft in mine), Use())
         memory = device.memory()
-        # a mapping gives its pages back when somebody needs them
-        taken = use.own - sum(uses[buft].model for buft in mine if buft in mapped)
-        free = memory.free - (taken if model.no_alloc else 0)
+        planned = _footprint(model, context, mine) if model.no_alloc else 0
+        free = memory.free - planned
         simulated = is_simulated(device)
         devices.append(
             DeviceUse(device.name, device.description, memory.total, free, use, simulated)
@@ -107,6 +103,19 @@ def memory_table(model: Model, context: Context) -> MemoryTable:
         BufferUse(buft.name, owners[buft].name, buft.is_host, use) for buft, use in uses.items()
     ]
     return MemoryTable(tuple(devices), tuple(buffers))
+
+
+def _footprint(model: Model, context: Context, bufts: Collection[BufferType]) -> int:
+    """What the buffers of some types take; mappings give their pages back when others need them."""
+    buffers = [b for b in model.buffers if not is_mapping(b)]
+    buffers += [b for part in context.memory.parts for b in part.buffers]
+    buffers += [b for backend in context.sched.backends for b in context.sched.buffers(backend)]
+    mine = (b for b in buffers if b.buft in bufts)
+    return sum(b.buft.footprint(b.size) for one in mine for b in _parts_of(one))
+
+
+def _parts_of(buffer: Buffer) -> Sequence[Buffer]:
+    return buffer.buffers if isinstance(buffer, MultiBuffer) else (buffer,)
 
 
 def is_simulated(device: Device) -> bool:

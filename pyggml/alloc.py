@@ -287,9 +287,11 @@ class GraphAllocator:
 
     def buffer_size(self, buffer_id: int) -> int:
         """Bytes allocated for a buffer id; 0 if an earlier id has the same buffer type."""
-        if self._first[buffer_id] != buffer_id:
-            return 0
-        return sum(buffer.size for buffer in self._buffers[buffer_id] or ())
+        return sum(buffer.size for buffer in self.buffers(buffer_id))
+
+    def buffers(self, buffer_id: int) -> Sequence[Buffer]:
+        """The buffers of an id; none if an earlier id has the same buffer type."""
+        return (self._buffers[buffer_id] or ()) if self._first[buffer_id] == buffer_id else ()
 
 
 def _free_all(buffers: Iterable[Buffer]) -> None:

@@ -160,6 +160,10 @@ class BufferType(ABC):
         """Bytes a tensor takes here; its nbytes."""
         return tensor.nbytes
 
+    def footprint(self, size: int) -> int:
+        """What a buffer of so many bytes takes of the device's memory; no more than that."""
+        return size
+
     def alloc_size_n(self, tensors: Sequence[Tensor]) -> int:
         """Bytes that `alloc_buffer_n` would take, allocating nothing; those of the usual plan."""
         return sum(size for size, _ in _plan_buffers(tensors, self))
@@ -169,7 +173,7 @@ class BufferType(ABC):
 
         None if there is nothing to allocate. Raises OutOfMemory; then nothing stays allocated.
         """
-        return _alloc_planned(tensors, self)
+        return alloc_planned(tensors, self, self.alloc_buffer)
 
     def __repr__(self) -> str:
         return f"<buffer type {self.name}>"
@@ -452,12 +456,15 @@ def alloc_tensors(tensors: Sequence[Tensor], buft: BufferType) -> Buffer | None:
     return buft.alloc_buffer_n(tensors)
 
 
-def _alloc_planned(tensors: Sequence[Tensor], buft: BufferType) -> Buffer | None:
+def alloc_planned(
+    tensors: Sequence[Tensor], buft: BufferType, new: Callable[[int], Buffer]
+) -> Buffer | None:
+    """The usual plan with buffers of `new`, which is given their size. Raises OutOfMemory."""
     buffers: list[Buffer] = []
     groups = _plan_buffers(tensors, buft)
     try:
         for size, _ in groups:
-            buffers.append(buft.alloc_buffer(size))
+            buffers.append(new(size))
     except OutOfMemory:
         for b in buffers:
             b.free()

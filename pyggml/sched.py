@@ -13,7 +13,7 @@ from typing import TextIO
 
 from pyggml import env
 from pyggml.alloc import GraphAllocator
-from pyggml.backend import Backend, BufferType, DeviceType, Event, Status
+from pyggml.backend import Backend, Buffer, BufferType, DeviceType, Event, Status
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph, next_uid
 from pyggml.sched_assign import Assignment
@@ -223,6 +223,10 @@ class Scheduler:
     def buffer_size(self, backend: Backend) -> int:
         """Bytes allocated for a backend's tensors (0 if an earlier one shares its memory)."""
         return self._allocator.buffer_size(self.backends.index(backend))
+
+    def buffers(self, backend: Backend) -> Sequence[Buffer]:
+        """What was allocated for a backend's tensors (none if an earlier one shares its memory)."""
+        return self._allocator.buffers(self.backends.index(backend))
 
     def dump(self, *, level: int = NODES) -> str:
         """The text of GGML_SCHED_DEBUG for the present graph."""

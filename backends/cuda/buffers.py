@@ -9,7 +9,7 @@ from pyggml import env
 from pyggml.backend import Buffer, BufferType, Device, Usage, buffer_of
 from pyggml.backends.cpu.buffers import HostBuffer
 from pyggml.backends.cpu.memory import ALIGNMENT, as_bytes
-from pyggml.backends.cuda.driver import DeviceError, Driver, DriverStream
+from pyggml.backends.cuda.driver import DeviceError, Driver, DriverStream, footprint
 from pyggml.backends.cuda.support_attention import attention_scratch
 from pyggml.errors import OutOfMemory
 from pyggml.ops import Op
@@ -44,6 +44,9 @@ class CudaBufferType(BufferType):
 
     def alloc_buffer(self, size: int) -> Buffer:
         return CudaBuffer(self, size)
+
+    def footprint(self, size: int) -> int:
+        return footprint(size)
 
     def alloc_size(self, tensor: Tensor) -> int:
         if tensor.op == Op.FLASH_ATTN_EXT:

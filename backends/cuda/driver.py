@@ -15,10 +15,18 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend import NO_LIMIT, Memory
+from pyggml.backend import NO_LIMIT, Memory, pad
 from pyggml.cost import Cost
 
 HostBytes = npt.NDArray[np.uint8]  # one dimension, packed
+
+SMALL, LARGE = 512, 2 << 20  # granularity of allocations
+MANY = 1 << 20  # bytes from which on an allocation counts as large
+
+
+def footprint(nbytes: int) -> int:
+    """What an allocation takes of a card's memory."""
+    return pad(max(nbytes, 1), LARGE if nbytes >= MANY else SMALL)
 
 
 class DeviceError(RuntimeError):

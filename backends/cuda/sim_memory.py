@@ -18,7 +18,7 @@ from typing import cast
 
 from pyggml.backend import Memory, pad
 from pyggml.backends.cpu.memory import Bytes, reserve
-from pyggml.backends.cuda.driver import DeviceError
+from pyggml.backends.cuda.driver import LARGE, DeviceError, footprint
 from pyggml.errors import OutOfMemory
 
 MIB = 1 << 20
@@ -27,7 +27,6 @@ FILLED = 64 * MIB  # allocations up to this size are filled at once
 STAMP = 16 * MIB  # larger ones see this much NaN again and again until they are written
 ALIGNMENT = 256
 FAKE_SPACE = 1 << 56  # addresses of dry memory: nothing is there
-SMALL, LARGE = 512, 2 * MIB  # granularity of allocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class CardMemory:
 
     def alloc(self, nbytes: int, label: str) -> int:
         """An address. Raises OutOfMemory."""
-        taken = pad(max(nbytes, 1), LARGE if nbytes >= MIB else SMALL)
+        taken = footprint(nbytes)
         free = self.total - self.used
         if taken > free:
             what = label or "an allocation"

@@ -46,15 +46,15 @@ def plan(run: Run, *args: str) -> dict[str, Any]:
 
 
 def test_the_object_has_the_documented_schema(run: Run, tiny_models: dict[str, str]) -> None:
-    found = plan(run, "-m", tiny_models["qwen35"], "-c", "512")
+    cards = ("--sim-device", "rtx3060:1GiB")
+    found = plan(run, "-m", tiny_models["qwen35"], "-c", "512", *cards, "-ot", "ffn_up=CPU")
     schema = documented()
     assert list(found) == list(dict.fromkeys(re.split(r"\W", path)[0] for path in schema))
     seen = set()
     for path, value in leaves(found):
-        if value != []:
-            assert type(value) is schema[path], path
-            seen.add(path)
-    assert seen == {path for path in schema if not path.startswith("rules")}
+        assert type(value) is schema[path], path
+        seen.add(path)
+    assert seen == schema.keys()
 
 
 def test_it_is_the_memory_of_the_real_run(run: Run, tiny_models: dict[str, str]) -> None:
@@ -76,6 +76,39 @@ def test_it_is_the_memory_of_the_real_run(run: Run, tiny_models: dict[str, str])
     sizes = {p["layer"]: p["bytes"] for p in found["kv"]}
     assert sizes == {il: c.k[il].nbytes + c.v[il].nbytes for c in caches for il in c.layers}
     assert {p["buffer"] for p in found["kv"]} == {"CPU"}
+
+
+def test_rules_and_devices(run: Run, tiny_models: dict[str, str]) -> None:
+    found = plan(
+        run,
+        *("-m", tiny_models["llama"], "-c", "512"),
+        *("--sim-device", "rtx3060:1GiB", "--sim-device", "rtx4090:1GiB", "-ts", "1,3"),
+        *("-ot", r"blk\.0\.ffn_(up|gate)=CPU", "-ot", "cache_k_l0=CPU"),
+    )
+    weights = {t["name"]: t for t in found["tensors"]}
+    moved = [weights[f"blk.0.ffn_{part}.weight"] for part in ("up", "gate")]
+    keys = [p for p in found["kv"] if p["layer"] == 0 and p["buffer"] == "CPU"]
+    assert found["rules"] == [
+        {
+            "rule": r"-ot blk\.0\.ffn_(up|gate)=CPU",
+            "tensors": 2,
+            "bytes": sum(t["bytes"] for t in moved),
+        },
+        {"rule": "-ot cache_k_l0=CPU", "tensors": 1, "bytes": keys[0]["bytes"]},
+    ]
+    assert all(t["buffer"].startswith("CPU") for t in moved)
+    names = [(d["name"], d["description"], d["simulated"]) for d in found["devices"][:-1]]
+    assert names == [
+        ("CUDA0", "NVIDIA GeForce RTX 3060 [simulated]", True),
+        ("CUDA1", "NVIDIA GeForce RTX 4090 [simulated]", True),
+    ]
+    for d in found["devices"][:-1]:
+        mine = [t["bytes"] for t in weights.values() if t["buffer"] == d["name"]]
+        assert sum(mine) <= d["model"] < sum(mine) + 128 * len(mine)
+        assert d["context"] == sum(p["bytes"] for p in found["kv"] if p["buffer"] == d["name"])
+        assert d["total"] == 1 << 30
+    assert not found["devices"][-1]["simulated"]
+    assert found["graph"]["pp"]["splits"] > 3
 
 
 def test_a_header_will_do_here_only(
