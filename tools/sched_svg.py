@@ -15,7 +15,7 @@ from pyggml.sched_layers import Fold, Section
 from pyggml.tools.sched_text import colours, counted, shown_bytes, shown_shape, shown_time
 
 WIDTH, MARGIN, LEFT = 1200, 16, 110
-LANE, BETWEEN, HEAD, FOOT = 74, 40, 96, 24
+LANE, BETWEEN, HEAD, FOOT = 84, 40, 96, 24
 WORK, VIEW, LEAST, BLOCK = 900.0, 1.0, 2.0, 34.0  # widths before all is scaled to WIDTH
 SEAM, NEXT, GAP = 30.0, 6.0, 34.0  # before copies, before other splits, between sections
 
@@ -94,7 +94,19 @@ class _Block:
     edges: list[float]
 
 
+@dataclass(slots=True)
+class _Arrow:
+    """Copies from one backend before a split."""
+
+    x: float
+    origin: str
+    target: str
+    copies: Sequence[GraphCopy]
+
+
 class _Picture:
+    """One graph, from `top` to `bottom`."""
+
     def __init__(self, graph: SplitGraph, top: float) -> None:
         self.graph = graph
         self.top = top
@@ -172,8 +184,9 @@ class _Picture:
         yield from self._draw_heads()
         for block in self.blocks:
             yield from self._draw_block(block)
-        for block in self.blocks:
-            yield from self._draw_copies(block)
+        arrows = [arrow for block in self.blocks for arrow in self._arrows(block)]
+        for arrow, after in zip(arrows, [*arrows[1:], None], strict=True):
+            yield from self._draw_arrow(arrow, after.x if after else WIDTH)
 
     def _draw_lanes(self) -> Iterator[str]:
         for i, device in enumerate(self.graph.devices):
@@ -243,30 +256,32 @@ class _Picture:
             f'style="font-size:9.5px;fill:{ink}">{_escaped(_short(node))}</text>'
         )
 
-    def _draw_copies(self, block: _Block) -> Iterator[str]:
+    def _arrows(self, block: _Block) -> Iterator[_Arrow]:
+        """One from each backend that copies come from."""
         if block.start != block.split.start:
             return
         by_origin: dict[str, list[GraphCopy]] = {}
         for id in block.split.copies:
             copy = self.graph.copies[int(id[1:])]
             by_origin.setdefault(copy.origin, []).append(copy)
-        for i, (origin, copies) in enumerate(by_origin.items()):
+        for i, (origin, copies) in reversed(list(enumerate(by_origin.items()))):
             x = self._screen(block.edges[0]) - 6 - 8 * i
-            yield from self._draw_arrow(x, origin, block.split.backend, copies)
+            yield _Arrow(x, origin, block.split.backend, copies)
 
-    def _draw_arrow(
-        self, x: float, origin: str, target: str, copies: Sequence[GraphCopy]
-    ) -> Iterator[str]:
-        colour, (a, b) = self.colours[origin], (self.lanes[origin], self.lanes[target])
+    def _draw_arrow(self, arrow: _Arrow, end: float) -> Iterator[str]:
+        """With its bytes, if they fit before `end`."""
+        x, colour = arrow.x, self.colours[arrow.origin]
+        a, b = self.lanes[arrow.origin], self.lanes[arrow.target]
         start = self._lane_top(a) + (LANE if a < b else 0)
         stop = self._lane_top(b) + (0 if a < b else LANE)
         tip = stop - 6 if start < stop else stop + 6
-        moved = sum(c.moved for c in copies)
-        words = ", ".join(f"{c.name} {shown_bytes(c.moved)}" for c in copies)
+        words = ", ".join(f"{c.name} {shown_bytes(c.moved)}" for c in arrow.copies)
         yield f'<g stroke="{colour}" fill="{colour}"><title>{_escaped(words)}</title>'
         yield f'<path d="M{x:.1f} {start:.1f}V{tip:.1f}" stroke-width="2"/>'
         yield f'<path d="M{x:.1f} {stop:.1f}l-4 {tip - stop:.1f}h8z" stroke="none"/></g>'
-        yield _text(x + 6, (start + stop) / 2 + 4, shown_bytes(moved), "faint")
+        moved = shown_bytes(sum(c.moved for c in arrow.copies))
+        if end - x > 12 + 6.5 * len(moved):
+            yield _text(x + 6, (start + stop) / 2 + 4, moved, "faint")
 
 
 def _short(node: GraphNode) -> str:

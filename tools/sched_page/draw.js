@@ -59,9 +59,10 @@ class Painter {
     const first = Math.max(0, Layout.before(blocks, view.world(LEFT)));
     for (let i = first; i < blocks.length && view.screen(blocks[i].x) < this.width + 60; i++)
       this.block(view, blocks[i]);
-    this.busyUntil = -1e9;
+    this.labels = [];
     for (let i = first; i < blocks.length && view.screen(blocks[i].x) < this.width + 60; i++)
       this.seams(view, blocks[i]);
+    this.sizes();
     this.relations(view);
     ink.restore();
   }
@@ -230,7 +231,7 @@ class Painter {
 
   // ---------------------------------------------------------------- copies and relations
   seams(view, block) {
-    const { ink, colours } = this, x = view.screen(block.x);
+    const { ink } = this, x = view.screen(block.x);
     if (x < LEFT - 40) return;
     view.layout.arrows(block).forEach((arrow, i) => {
       const from = view.model.lane.get(arrow.origin), to = block.lane;
@@ -253,15 +254,26 @@ class Painter {
       ink.lineTo(at - 5, end - sign * tip);
       ink.lineTo(at + 5, end - sign * tip);
       ink.fill();
-      ink.font = SMALL;
-      const label = bytes(arrow.moved), wide = ink.measureText(label).width;
-      const middle = (origin + end) / 2 - sign * 4;
-      if (at + 8 > this.busyUntil && Math.abs(end - origin) > 20) {
-        ink.fillStyle = colours.faint;
-        ink.textAlign = "left";
-        ink.fillText(label, at + 7, middle);
-        this.busyUntil = at + 8 + wide + 12;
-      }
+      this.labels.push({ x: at, y: (origin + end) / 2 - sign * 4, moved: arrow.moved });
+    });
+  }
+
+  // Bytes beside the arrows that leave room before the next one; close arrows share a number.
+  sizes() {
+    const { ink } = this, groups = [];
+    for (const one of this.labels.sort((a, b) => a.x - b.x)) {
+      const last = groups.at(-1);
+      if (last && one.x - last.x < 12 && one.y === last.y) {
+        last.moved += one.moved;
+        last.x = one.x;
+      } else groups.push({ ...one });
+    }
+    ink.font = SMALL;
+    ink.fillStyle = this.colours.faint;
+    ink.textAlign = "left";
+    groups.forEach(({ x, y, moved }, i) => {
+      const label = bytes(moved), room = (groups[i + 1]?.x ?? this.width) - x - 14;
+      if (ink.measureText(label).width <= room) ink.fillText(label, x + 7, y);
     });
   }
 

@@ -28,7 +28,7 @@ function summary(model) {
   if (model.seconds !== null)
     cards.push(make("div", { class: "card" }, make("b", {}, `${time(model.seconds)} modelled`),
       make("div", {}, `${(model.n_tokens / model.seconds).toFixed(1)} tokens/s`),
-      make("small", {}, "devices and copies one after the other where they wait")));
+      make("small", {}, "with copies and waiting")));
   $("summary").replaceChildren(...cards);
 }
 
