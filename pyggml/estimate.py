@@ -40,7 +40,7 @@ class DeviceTime:
 
 @dataclass(frozen=True, slots=True)
 class SplitTime:
-    """From when to when the host was busy with a split, and its device computed."""
+    """From when to when the host was busy with a split; what its device and copies took."""
 
     backend: str
     start: float
@@ -49,6 +49,7 @@ class SplitTime:
     copied: float  # bytes
     n_inputs: int
     n_nodes: int
+    copying: float  # seconds of copy engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class _Walk:
     def _split(self, split: Split) -> SplitTime:
         clock = self.clocks[split.backend_id]
         start, busy = self.now, clock.busy["compute"]
-        moved = self._moved()
+        moved, copying = self._moved(), self._copying()
         for i in range(len(split.inputs)):
             self._input(split, i)
         self._compute(split, clock)
@@ -164,7 +165,11 @@ class _Walk:
             self._moved() - moved,
             len(split.inputs),
             len(split.graph.nodes),
+            self._copying() - copying,
         )
+
+    def _copying(self) -> float:
+        return sum(clock.busy["h2d"] + clock.busy["d2h"] for clock in self.clocks)
 
     def _moved(self) -> float:
         return sum(sum(clock.moved.values()) for clock in self.clocks)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyggml.backend import Backend, buffer_of, is_weight
 from pyggml.cost import Rates, expert_bytes, node_cost
-from pyggml.estimate import estimate
+from pyggml.estimate import Estimate, SplitTime, estimate
 from pyggml.ops import Op, TensorFlag
 from pyggml.sched import Scheduler
 from pyggml.sched_cause import Placed, reason_of
@@ -114,6 +114,7 @@ class GraphSplit:
     start: int
     stop: int
     copies: tuple[str, ...]  # ids
+    copying: float | None  # modelled time of the copies; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,9 @@ class _Describer:
             self.originals[copy] = split.inputs[i]
 
     def describe(self, name: str, n_tokens: int, compute: Sequence[int]) -> SplitGraph:
-        splits, copies, nodes = self._splits(), tuple(self._copies()), tuple(self._nodes())
+        times = self._estimate()
+        splits = self._splits(times.splits if times else ())
+        copies, nodes = tuple(self._copies()), tuple(self._nodes())
         leafs = tuple(self._leaf(leaf) for leaf in self.cut.graph.leafs)
         tensors = [node for split in self.cut.splits for node in split.graph.nodes]
         sections = sections_of(tensors)
@@ -188,7 +191,7 @@ class _Describer:
         return SplitGraph(
             name,
             n_tokens,
-            self._seconds(),
+            round(times.seconds, 9) if times else None,
             tuple(self._device(i, splits, nodes) for i in range(len(self.names))),
             tuple(self._memory(compute)),
             tuple(_seams(copies)),
@@ -224,14 +227,15 @@ class _Describer:
             *self._reason(leaf),
         )
 
-    def _splits(self) -> tuple[GraphSplit, ...]:
+    def _splits(self, times: Sequence[SplitTime]) -> tuple[GraphSplit, ...]:
         made: list[GraphSplit] = []
         start = 0
         for i, split in enumerate(self.cut.splits):
             stop = start + len(split.graph.nodes)
             copies = (self.cut.copy_of(split, k) for k in range(len(split.inputs)))
             ids = tuple(self.ids[copy] for copy in copies)
-            made.append(GraphSplit(i, self.names[split.backend_id], start, stop, ids))
+            copying = round(times[i].copying, 9) if times else None
+            made.append(GraphSplit(i, self.names[split.backend_id], start, stop, ids, copying))
             start = stop
         return tuple(made)
 
@@ -295,10 +299,9 @@ class _Describer:
         return is_product and is_weight(tensor) and buffer is not None and buffer.buft.is_host
 
     # ------------------------------------------------------------ totals
-    def _seconds(self) -> float | None:
-        if None in self.rates or not self.cut.splits:
-            return None
-        return round(estimate(self.sched).seconds, 9)
+    def _estimate(self) -> Estimate | None:
+        """None: a device's speed is unknown."""
+        return None if None in self.rates else estimate(self.sched)
 
     def _device(
         self, index: int, splits: Sequence[GraphSplit], nodes: Sequence[GraphNode]

@@ -1,7 +1,6 @@
 """A split graph as a picture: a lane per device, blocks in the order they run, copies as arrows.
 
-Alike layers are drawn once. Widths are modelled times, or bytes read and written where a device's
-speed is unknown.
+Alike layers are drawn once. Widths are modelled times, or bytes where a device's speed is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pyggml.tools.sched_text import colours, counted, shown_bytes, shown_shape, 
 
 WIDTH, MARGIN, LEFT = 1200, 16, 110
 LANE, BETWEEN, HEAD, FOOT = 84, 40, 96, 24
-WORK, VIEW, LEAST, BLOCK = 900.0, 1.0, 2.0, 34.0  # widths before all is scaled to WIDTH
+WORK, VIEW, LEAST, BLOCK = 1000.0, 0.3, 0.8, 30.0  # widths before all is scaled to WIDTH
 SEAM, NEXT, GAP = 30.0, 6.0, 34.0  # before copies, before other splits, between sections
 
 _STYLE = """
@@ -34,6 +33,13 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #1b2430; }
   .lane { fill: #222732; }
 }
 """.strip()
+
+
+_HATCH = (
+    '<pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="3" height="7" fill="#9aa4b5" fill-opacity=".6"/>'
+    "</pattern>"
+)
 
 
 def text(graphs: SplitGraphs) -> str:
@@ -54,6 +60,7 @@ def text(graphs: SplitGraphs) -> str:
         f'<title id="title">{_escaped(title)}</title>',
         f'<desc id="description">{_escaped(_in_words(graphs))}</desc>',
         f"<style>{_STYLE}</style>",
+        _HATCH,
         '<rect class="back" width="100%" height="100%"/>',
         _text(MARGIN, 24, title, "title"),
         _text(MARGIN, 42, graphs.description, "faint"),
@@ -117,6 +124,7 @@ class _Picture:
         self.columns: list[tuple[Section, float, float]] = []
         self.groups: list[tuple[Fold, float, float]] = []
         self.x = 0.0
+        self.total = self._total()
         for fold in graph.folds:
             self._place(fold)
         self.scale = (WIDTH - LEFT - 2 * MARGIN - 10) / max(1.0, self.x - GAP)
@@ -129,20 +137,27 @@ class _Picture:
     def _work(self, node: GraphNode) -> float:
         return (node.seconds or 0.0) if self.timed else float(node.traffic)
 
+    def _copying(self, split: GraphSplit) -> float:
+        """In the same unit as the work."""
+        if self.timed:
+            return split.copying or 0.0
+        return float(sum(self.graph.copies[int(id[1:])].moved for id in split.copies))
+
     def _total(self) -> float:
-        shown = (section for fold in self.graph.folds for section in self._shown(fold))
+        shown = [section for fold in self.graph.folds for section in self._shown(fold)]
         nodes = (n for s in shown for n in self.graph.nodes[s.start : s.stop])
-        return max(1e-12, sum(map(self._work, nodes)))
+        splits = (s for s in self.graph.splits if any(p.start <= s.start < p.stop for p in shown))
+        return max(1e-12, sum(map(self._work, nodes)) + sum(map(self._copying, splits)))
 
     def _place(self, fold: Fold) -> None:
-        start, total = self.x, self._total()
+        start, total = self.x, self.total
         for section in self._shown(fold):
             left, i = self.x, section.start
             while i < section.stop:
                 split = self.graph.splits[self.graph.nodes[i].split]
                 stop = min(section.stop, split.stop)
                 if i == split.start and split.copies:
-                    self.x += SEAM
+                    self.x += SEAM + WORK * self._copying(split) / total
                 elif i > section.start:
                     self.x += NEXT
                 self._add(split, i, stop, total)
@@ -176,7 +191,7 @@ class _Picture:
             counted(len(g.splits), "split"),
             f"{counted(len(g.copies), 'copy')} of {shown_bytes(moved)}",
             f"{shown_time(g.seconds)} modelled" if g.seconds is not None else "",
-            "widths: modelled time" if self.timed else "widths: bytes read and written",
+            f"widths: {'modelled time' if self.timed else 'bytes'}, hatched: copies",
         ]
         yield _text(MARGIN, self.top + 18, f"{g.name}: {counted(g.n_tokens, 'token')}", "name")
         yield _text(MARGIN + 160, self.top + 18, " · ".join(f for f in facts if f), "faint")
@@ -214,9 +229,10 @@ class _Picture:
                 last = self.graph.sections[fold.first + fold.period * fold.repeats - 1]
                 first = self.graph.sections[fold.first]
                 words = f"{fold.repeats} × the same: layers {first.layer} to {last.layer}"
-                yield _text(a, y - 48, words, "name")
+                yield _text(min(a, WIDTH - 8 - 7.2 * len(words)), y - 48, words, "name")
         for section, start, _ in self.columns:
-            yield _text(self._screen(start), y - 20, section.name, "faint")
+            x = min(self._screen(start), WIDTH - 8 - 6.2 * len(section.name))
+            yield _text(x, y - 20, section.name, "faint")
 
     def _draw_block(self, block: _Block) -> Iterator[str]:
         y, colour = (
@@ -226,6 +242,8 @@ class _Picture:
         a, b = self._screen(block.edges[0]), self._screen(block.edges[-1])
         count = counted(block.stop - block.start, "node")
         words = f"split {block.split.index} on {block.split.backend}: {count}"
+        if block.start == block.split.start:
+            yield from self._draw_wait(block, a - 6, y)
         yield f"<g><title>{_escaped(words)}</title>"
         yield (
             f'<rect x="{a:.1f}" y="{y}" width="{b - a:.1f}" height="{LANE}" rx="3" '
@@ -238,6 +256,20 @@ class _Picture:
             if not node.is_view:
                 yield self._draw_node(node, self._screen(left), self._screen(right), y, colour)
         yield "</g>"
+
+    def _draw_wait(self, block: _Block, stop: float, y: float) -> Iterator[str]:
+        """How long the copies before a block take."""
+        copying = self._copying(block.split)
+        width = self.scale * WORK * copying / self.total
+        if width < 1:
+            return
+        shown = shown_time(copying) if self.timed else shown_bytes(copying)
+        yield (
+            f'<rect x="{stop - width:.1f}" y="{y}" width="{width:.1f}" height="{LANE}" '
+            f'fill="url(#hatch)"><title>copies: {shown}</title></rect>'
+        )
+        if width > 12 + 6.5 * len(shown):
+            yield _text(stop - width + 6, y + LANE / 2 + 4, shown, "faint")
 
     @staticmethod
     def _draw_node(node: GraphNode, a: float, b: float, y: float, colour: str) -> str:

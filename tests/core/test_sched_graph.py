@@ -120,7 +120,13 @@ def test_times_are_those_of_the_cost_model() -> None:
         )
     sched, sizes = model.split(8)
     graph = describe(sched, "prompt", 8, sizes)
-    assert graph.seconds == round(estimate(sched).seconds, 9) > 0
+    times = estimate(sched)
+    assert graph.seconds == round(times.seconds, 9) > 0
+    copying = [split.copying for split in graph.splits]
+    assert copying == [round(split.copying, 9) for split in times.splits]
+    engines = sum(d.h2d + d.d2h for d in times.devices)
+    assert sum(c for c in copying if c) == pytest.approx(engines, abs=1e-8)
+    assert all((c == 0) == (not s.copies) for c, s in zip(copying, graph.splits, strict=True))
     for device in graph.devices:
         mine = [n.seconds for n in graph.nodes if n.backend == device.name]
         assert device.seconds == pytest.approx(sum(s for s in mine if s is not None), abs=1e-8)

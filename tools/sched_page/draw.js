@@ -57,10 +57,11 @@ class Painter {
     this.heads(view);
     const { blocks } = view.layout;
     const first = Math.max(0, Layout.before(blocks, view.world(LEFT)));
-    for (let i = first; i < blocks.length && view.screen(blocks[i].x) < this.width + 60; i++)
+    const inSight = (b) => view.screen(b.x - b.wait) < this.width + 60;
+    for (let i = first; i < blocks.length && inSight(blocks[i]); i++)
       this.block(view, blocks[i]);
     this.labels = [];
-    for (let i = first; i < blocks.length && view.screen(blocks[i].x) < this.width + 60; i++)
+    for (let i = first; i < blocks.length && inSight(blocks[i]); i++)
       this.seams(view, blocks[i]);
     this.sizes();
     this.relations(view);
@@ -233,6 +234,7 @@ class Painter {
   seams(view, block) {
     const { ink } = this, x = view.screen(block.x);
     if (x < LEFT - 40) return;
+    this.wait(view, block, x);
     view.layout.arrows(block).forEach((arrow, i) => {
       const from = view.model.lane.get(arrow.origin), to = block.lane;
       if (from === undefined) return;
@@ -256,6 +258,38 @@ class Painter {
       ink.fill();
       this.labels.push({ x: at, y: (origin + end) / 2 - sign * 4, moved: arrow.moved });
     });
+  }
+
+  // The time or bytes of the copies before a block.
+  wait(view, block, x) {
+    const { ink, colours } = this, from = Math.max(view.screen(block.x - block.wait), LEFT) - 4;
+    const y = this.laneTop(block.lane), h = this.laneHeight, wide = x - 4 - from;
+    if (!block.wait || wide < 1) return;
+    ink.save();
+    ink.beginPath();
+    ink.rect(from, y, wide, h);
+    ink.clip();
+    ink.fillStyle = colours.line;
+    ink.fillRect(from, y, wide, h);
+    ink.strokeStyle = colours.lane;
+    ink.lineWidth = 2;
+    ink.beginPath();
+    for (let at = from - h; at < x; at += 9) {
+      ink.moveTo(at, y + h);
+      ink.lineTo(at + h, y);
+    }
+    ink.stroke();
+    const took = view.model.timed ? time(block.split.copying) : "";
+    const label = `copies ${took}`.trim();
+    if (wide > ink.measureText(label).width + 12) {
+      ink.font = SMALL;
+      ink.textAlign = "left";
+      ink.fillStyle = colours.lane;
+      ink.fillRect(from + 4, y + h / 2 - 9, ink.measureText(label).width + 8, 18);
+      ink.fillStyle = colours.text;
+      ink.fillText(label, from + 8, y + h / 2);
+    }
+    ink.restore();
   }
 
   // Bytes beside the arrows that leave room before the next one; close arrows share a number.

@@ -1,6 +1,6 @@
 // Where things are, in units of width at zoom 1: sections from left to right, lanes by device.
 const WORK = 1600;  // width of all work together
-const VIEW = 2, LEAST = 4;  // widths of views and of the smallest work
+const VIEW = 0.6, LEAST = 1.2;  // widths of views and of the smallest work
 const GAP = 46, SEAM = 26, NEXT = 10;  // between sections, before copies, before other splits
 
 class Layout {
@@ -10,10 +10,15 @@ class Layout {
     this.columns = [];  // sections that are drawn
     this.groups = [];  // folds
     const shown = this.shownSections();
+    this.copying = (split) => (measure === "equal" ? 0 : measure === "seconds" ? split.copying ?? 0
+      : split.copies.reduce((all, id) => all + model.byId.get(id).moved, 0));
     this.measureOf = (n) => (measure === "equal" ? (n.is_view ? 0 : 1) : n[measure] ?? 0);
     let sum = 0;
     for (const s of shown)
-      for (let i = s.start; i < s.stop; i++) sum += this.measureOf(model.nodes[i]);
+      for (let i = s.start; i < s.stop; i++) {
+        const n = model.nodes[i], split = model.splits[n.split];
+        sum += this.measureOf(n) + (i === split.start ? this.copying(split) : 0);
+      }
     this.scale = (measure === "equal" ? 14 * Math.max(1, sum) : WORK) / Math.max(sum, 1e-12);
     let x = 0;
     for (const f of model.folds) x = this.addFold(f, x);
@@ -41,10 +46,11 @@ class Layout {
     let i = section.start;
     while (i < section.stop) {
       const split = splits[nodes[i].split], stop = Math.min(section.stop, split.stop);
-      const begins = i === split.start;
-      if (begins && split.copies.length) x += SEAM;
+      const begins = i === split.start, wait = begins ? this.scale * this.copying(split) : 0;
+      if (begins && split.copies.length) x += SEAM + wait;
       else if (i > section.start) x += NEXT;
       x = this.addBlock(split, i, stop, x, begins);
+      this.blocks.at(-1).wait = wait;
       i = stop;
     }
     this.columns.push({ section, x: start, stop: x });

@@ -25,10 +25,12 @@ function summary(model) {
       make("b", {}, `${s.origin} → ${s.target}`),
       make("div", {}, `${counted(s.copies, "copy")}, ${bytes(s.moved)}`),
       make("small", {}, s.moved < s.bytes ? `expected; all of the experts are ${bytes(s.bytes)}` : "each time the graph runs")));
-  if (model.seconds !== null)
+  if (model.seconds !== null) {
+    const copying = model.splits.reduce((sum, s) => sum + s.copying, 0);
     cards.push(make("div", { class: "card" }, make("b", {}, `${time(model.seconds)} modelled`),
-      make("div", {}, `${(model.n_tokens / model.seconds).toFixed(1)} tokens/s`),
-      make("small", {}, "with copies and waiting")));
+      make("div", {}, `${number(+(model.n_tokens / model.seconds).toPrecision(3))} tokens/s`),
+      make("small", {}, copying ? `${time(copying)} of it for copies` : "nothing is copied")));
+  }
   $("summary").replaceChildren(...cards);
 }
 
@@ -117,7 +119,7 @@ function details(model, thing, go) {
       : [make("h2", {}, "Details"), make("p", { class: "faint" },
         "Point at a block for a glance, click or press → for what it is, where it runs and why. " +
         "Blocks are operations in the order they run, arrows are copies between devices " +
-        "(solid: results, dashed: weights, dotted: inputs). Narrow bars of half height are views: no work.")];
+        "(solid: results, dashed: weights, dotted: inputs), hatched bars the time they take. Narrow bars of half height are views: no work.")];
   $("details").replaceChildren(...parts);
 }
 
@@ -128,8 +130,9 @@ function tip(model, hit) {
   }
   if (hit.copies) {
     const [c] = hit.copies, moved = hit.copies.reduce((sum, x) => sum + x.moved, 0);
+    const took = hit.split.copying ? [make("div", {}, `all copies before split ${hit.split.index}: ${time(hit.split.copying)} modelled`)] : [];
     const names = hit.copies.slice(0, 6).map((x) => make("div", {}, `${x.name}: ${bytes(x.moved)}`));
-    return [make("b", {}, `${c.origin} → ${c.target}: ${counted(hit.copies.length, "copy")}, ${bytes(moved)}`), ...names,
+    return [make("b", {}, `${c.origin} → ${c.target}: ${counted(hit.copies.length, "copy")}, ${bytes(moved)}`), ...took, ...names,
       hit.copies.length > 6 ? make("div", { class: "faint" }, `and ${hit.copies.length - 6} more`) : null];
   }
   const n = hit.node;
@@ -156,7 +159,8 @@ const LISTS = {
       ["Layers", (s, m) => layersOf(m, s)], ["Copies", (s) => s.copies.length, "n"],
       ["Moved", (s, m) => s.copies.reduce((sum, id) => sum + m.byId.get(id).moved, 0), "b"],
       ["Read and written", (s, m) => m.nodes.slice(s.start, s.stop).reduce((sum, n) => sum + n.traffic, 0), "b"],
-      ["Modelled", (s, m) => m.nodes.slice(s.start, s.stop).reduce((sum, n) => sum + (n.seconds ?? 0), 0), "t"],
+      ["Copying", (s) => s.copying ?? 0, "t"],
+      ["Computing", (s, m) => m.nodes.slice(s.start, s.stop).reduce((sum, n) => sum + (n.seconds ?? 0), 0), "t"],
     ],
     go: (s, m) => m.nodes[s.start],
   },

@@ -26,7 +26,7 @@ class View {
 
   get room() { return this.painter.width - LEFT - 24; }
   get least() { return Math.min(1, this.room / this.layout.width) * 0.9; }
-  get most() { return 60; }
+  get most() { return 120; }
   screen(x) { return LEFT + 12 + (x - this.left) * this.zoom; }
   world(x) { return this.left + (x - LEFT - 12) / this.zoom; }
 
@@ -151,7 +151,8 @@ class View {
       return { node: this.model.nodes[block.start + Math.min(i, block.stop - block.start - 1)] };
     }
     const next = layout.blocks[index + 1];
-    if (!next || this.screen(next.x) - x > Math.max(24, SEAM * this.zoom)) return null;
+    const near = next && Math.max(24, (SEAM + next.wait) * this.zoom);
+    if (!next || this.screen(next.x) - x > near) return null;
     const arrows = layout.arrows(next), i = this.nearest(next, arrows, x);
     return i === null ? null : { copies: arrows[i].copies, split: next.split };
   }
