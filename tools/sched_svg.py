@@ -200,8 +200,9 @@ class _Picture:
         for block in self.blocks:
             yield from self._draw_block(block)
         arrows = [arrow for block in self.blocks for arrow in self._arrows(block)]
-        for arrow, after in zip(arrows, [*arrows[1:], None], strict=True):
-            yield from self._draw_arrow(arrow, after.x if after else WIDTH)
+        ends = [arrow.x for arrow in arrows[1:]] + [WIDTH]
+        for arrow, end in zip(arrows, ends, strict=False):
+            yield from self._draw_arrow(arrow, end)
 
     def _draw_lanes(self) -> Iterator[str]:
         for i, device in enumerate(self.graph.devices):
