@@ -49,6 +49,7 @@ class Modelled:
 
     def begin(self) -> None:
         """What was before does not count."""
+        self.simulation.restart()
         self.last = self.simulation.clock.now
 
     def prompt_done(self, n_tokens: int) -> None:

@@ -79,10 +79,18 @@ class Clock:
 
     def __init__(self, bus: Bus, *, trace: bool = False) -> None:
         self.now = 0.0
+        self.since = 0.0  # what is reported began then
         self.bus = bus
         self.host = Unit("host", "CPU")
         self.waits = Unit("host", "waiting")
         self.trace: list[Slice] | None = [] if trace else None
+
+    def restart(self) -> None:
+        """Let what is reported begin now."""
+        self.since = self.now
+        self.host.busy = self.waits.busy = 0.0
+        if self.trace is not None:
+            self.trace.clear()
 
     def wait_until(self, time: float, why: str, cost: float) -> None:
         """The host waits, and `cost` seconds longer."""

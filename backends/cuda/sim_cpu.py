@@ -9,6 +9,8 @@ from pyggml.backends.cpu.buffers import RepackBufferType
 from pyggml.backends.cpu.device import CpuBackend, CpuDevice
 from pyggml.backends.cpu.library import KernelLibrary, usable_cores
 from pyggml.backends.cpu.memory import ALIGNMENT, as_bytes
+from pyggml.backends.cuda.buffers import CudaHostBufferType
+from pyggml.backends.cuda.driver import Driver
 from pyggml.backends.cuda.sim_clock import Clock
 from pyggml.backends.cuda.sim_execute import work_of
 from pyggml.backends.cuda.sim_memory import fake_address
@@ -37,7 +39,7 @@ class SimCpuDevice(CpuDevice):
         self._given = rates
         self._measured: dict[ThreadParams, Rates] = {}
         if dry:
-            self._plain = DryHostBufferType("CPU", self)
+            self._plain = _DryHostBufferType(self)
             self._repack = _DryRepackBufferType(self)
 
     def init_backend(self) -> SimCpuBackend:  # type: ignore[override]  # it has such an engine
@@ -118,10 +120,11 @@ class _Share:
 class _DryBuffer(Buffer):
     """Addresses only; what is read is zero."""
 
-    def __init__(self, buft: BufferType, base: int, size: int) -> None:
+    def __init__(self, buft: BufferType, base: int, size: int, owner: object = None) -> None:
         self.buft = buft
         self.base = base
         self.size = size
+        self._owner = owner  # of the addresses
 
     def set(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
         pass
@@ -133,18 +136,32 @@ class _DryBuffer(Buffer):
         pass
 
 
-class DryHostBufferType(BufferType):
+class _DryHostBufferType(BufferType):
     """Host memory that takes none."""
 
+    name = "CPU"
     alignment = ALIGNMENT
     is_host = True
 
-    def __init__(self, name: str, device: Device) -> None:
-        self.name = name
+    def __init__(self, device: Device) -> None:
         self.device = device
 
     def alloc_buffer(self, size: int) -> Buffer:
         return _DryBuffer(self, fake_address(size), size)
+
+
+class DryPinnedBufferType(_DryHostBufferType):
+    """The same that copies reach without a detour."""
+
+    name = CudaHostBufferType.name
+
+    def __init__(self, device: Device, driver: Driver) -> None:
+        super().__init__(device)
+        self._driver = driver  # a dry one
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        addresses = self._driver.pinned(size)
+        return _DryBuffer(self, addresses.ctypes.data, size, addresses)
 
 
 class _DryRepackBufferType(RepackBufferType):

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 
 from pyggml.backend import Memory
-from pyggml.backends.cpu.memory import reserve
+from pyggml.backends.cpu.memory import at_address, reserve
 from pyggml.backends.cuda.cards import Card
 from pyggml.backends.cuda.driver import (
     DeviceError,
@@ -18,7 +18,7 @@ from pyggml.backends.cuda.driver import (
     Launch,
 )
 from pyggml.backends.cuda.sim_clock import Clock, Unit
-from pyggml.backends.cuda.sim_memory import FAKE_SPACE, CardMemory
+from pyggml.backends.cuda.sim_memory import FAKE_SPACE, CardMemory, fake_address
 from pyggml.backends.cuda.sim_stream import Captured, SimCard, SimEvent, SimStream
 from pyggml.errors import OutOfMemory
 
@@ -70,7 +70,7 @@ class SimDriver:
     def pinned(self, nbytes: int) -> HostBytes:
         if nbytes > self._pinned_left:
             raise OutOfMemory(f"{nbytes >> 20} MiB of pinned memory: the limit is reached")
-        memory = reserve(nbytes)
+        memory = at_address(fake_address(nbytes), nbytes) if self.dry else reserve(nbytes)
         address = memory.ctypes.data
         self._pinned[address] = nbytes
         self._pinned_left -= nbytes

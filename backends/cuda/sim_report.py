@@ -13,22 +13,24 @@ NOTE = "modelled, not measured"
 
 
 def report(driver: SimDriver, clock: Clock) -> str:
-    """Two lines per card and one for the host."""
+    """Two lines per card and one for the host, about what was since the last restart."""
     lines = [
         line
         for card, model in zip(driver.cards, driver.models, strict=True)
         for line in _card_lines(card, model.props(card.index).name)
     ]
-    host, waits = (1e3 * unit.busy for unit in (clock.host, clock.waits))
+    host, waits, all_ms = (
+        1e3 * seconds for seconds in (clock.host.busy, clock.waits.busy, clock.now - clock.since)
+    )
     lines.append(
-        f"CPU: computing {host:.2f} ms, waiting {waits:.2f} ms of {1e3 * clock.now:.2f} ms ({NOTE})"
+        f"CPU: computing {host:.2f} ms, waiting {waits:.2f} ms of {all_ms:.2f} ms ({NOTE})"
     )
     return "\n".join(lines)
 
 
 def _card_lines(card: SimCard, name: str) -> tuple[str, str]:
     c = card.counters
-    busy = ", ".join(f"{unit.name} {1e3 * unit.busy:.2f} ms" for unit in _units(card))
+    busy = ", ".join(f"{unit.name} {1e3 * unit.busy:.2f} ms" for unit in card.units)
     peers = f", peer {c.peer_bytes / MIB:.1f} MiB" if c.peer_bytes else ""
     return (
         f"{card.name}: {name}: at most {card.memory.peak / MIB:.1f} of "
@@ -38,16 +40,12 @@ def _card_lines(card: SimCard, name: str) -> tuple[str, str]:
     )
 
 
-def _units(card: SimCard) -> tuple[Any, ...]:
-    return card.compute, card.h2d, card.d2h
-
-
 def chrome_trace(driver: SimDriver, clock: Clock) -> dict[str, Any]:
     """A process per device, a thread per unit, microseconds."""
     names = {"host": "CPU (its share is modelled)"}
     for card, model in zip(driver.cards, driver.models, strict=True):
         names[card.name] = f"{card.name}: {model.props(card.index).name}"
-    units = [(unit.device, unit.name) for card in driver.cards for unit in _units(card)]
+    units = [(unit.device, unit.name) for card in driver.cards for unit in card.units]
     units += [("host", clock.host.name), ("host", clock.waits.name)]
     pids = {device: pid for pid, device in enumerate(names)}
     tids = {unit: tid for tid, unit in enumerate(units)}
@@ -71,7 +69,7 @@ def chrome_trace(driver: SimDriver, clock: Clock) -> dict[str, Any]:
             "name": s.name,
             "pid": pids[s.device],
             "tid": tids[s.device, s.unit],
-            "ts": 1e6 * s.start,
+            "ts": 1e6 * (s.start - clock.since),
             "dur": 1e6 * s.seconds,
             "args": {"bytes": round(s.nbytes)},
         }

@@ -55,6 +55,16 @@ class SimCard:
     def name(self) -> str:
         return self.memory.name
 
+    @property
+    def units(self) -> tuple[Unit, Unit, Unit]:
+        return self.compute, self.h2d, self.d2h
+
+    def restart(self) -> None:
+        """Count from here on."""
+        self.counters = Counters()
+        for unit in self.units:
+            unit.busy = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Captured:

@@ -13,7 +13,7 @@ from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cuda.cards import CARDS, GIB, MIB, Card
 from pyggml.backends.cuda.device import CudaDevice
 from pyggml.backends.cuda.sim_clock import Bus, Clock
-from pyggml.backends.cuda.sim_cpu import DryHostBufferType, SimCpuDevice
+from pyggml.backends.cuda.sim_cpu import DryPinnedBufferType, SimCpuDevice
 from pyggml.backends.cuda.sim_driver import SimDriver
 from pyggml.backends.cuda.sim_execute import SimExecutor
 from pyggml.backends.cuda.sim_report import chrome_trace, report
@@ -162,9 +162,8 @@ class Simulation:
             CudaDevice(self.driver, i, SimExecutor(spec.card.rates, engine), self.cpu)
             for i, spec in enumerate(self.specs)
         ]
-        for card in self.cards[:1]:
-            if dry:
-                card.host_buft = DryHostBufferType(card.host_buft.name, card)
+        if dry and self.cards:
+            self.cards[0].host_buft = DryPinnedBufferType(self.cards[0], self.driver)
         for card in self.cards[1:]:  # there is one kind of pinned memory
             card.host_buft = self.cards[0].host_buft
 
@@ -172,6 +171,12 @@ class Simulation:
     def devices(self) -> tuple[Device, ...]:
         """CUDA0, CUDA1, ... and the CPU."""
         return (*self.cards, self.cpu)
+
+    def restart(self) -> None:
+        """Let report and trace begin here: what was before, such as loading, is left out."""
+        self.clock.restart()
+        for card in self.driver.cards:
+            card.restart()
 
     def report(self) -> str:
         """What each card was asked for; everything modelled, nothing measured."""

@@ -142,6 +142,21 @@ def test_report_and_trace(execute: str) -> None:
     assert trace["otherData"] == {"note": "modelled, not measured"}
 
 
+def test_reports_can_begin_anew() -> None:
+    sim = simulation("rtx3060:64MiB", trace=True)
+    chain = Chain([*sim.devices] * 2)
+    sched = chain.scheduler(sim.devices)
+    chain.run(sched)
+    sim.restart()
+    card = sim.driver.cards[0]
+    assert card.counters.launches == 0 and sum(unit.busy for unit in card.units) == 0
+    assert sim.report().endswith("0.00 ms of 0.00 ms (modelled, not measured)")
+    chain.run(sched)
+    events = [e for e in sim.chrome_trace()["traceEvents"] if e["ph"] == "X"]
+    assert min(e["ts"] for e in events) < 100  # microseconds
+    assert card.counters.launches == sum("compute" in s.unit for s in sim.clock.trace or ())
+
+
 def test_both_ways_to_execute_take_the_same_time() -> None:
     times = []
     for execute in ("host", "dry"):

@@ -1,0 +1,94 @@
+"""--sim-device and --sim-trace: the same text, and what is told of the modelled machine."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_process import Run
+
+HELLO = ("-p", "Hello", "-n", "6", "--temp", "0", "-fa", "off", "-c", "256")
+CARD = ("--sim-device", "rtx3060:1GiB")
+NOTE = "(modelled, not measured)"
+NUMBER = r"[\d.]+"
+
+
+def test_the_text_is_that_of_the_cpu(run: Run) -> None:
+    want = run(*HELLO)
+    for flags in (CARD, (*CARD, "-ngl", "1"), (*CARD, *CARD, "-ts", "1,1"), (*CARD, "-ngl", "0")):
+        result = run(*HELLO, *flags)
+        assert (result.code, result.out) == (0, want.out), result.err
+
+
+def test_the_run_ends_with_what_was_modelled(run: Run) -> None:
+    lines = run(*HELLO, *CARD).err.splitlines()
+    told = [line for line in lines if line.startswith("simulated: ")]
+    assert lines[-len(told) :] == told and len(told) == 4
+    assert re.fullmatch(
+        rf"simulated: prompt \d+ tokens in {NUMBER} ms, {NUMBER} t/s, "
+        rf"generation 5 tokens in {NUMBER} ms, {NUMBER} t/s \(modelled, not measured\)",
+        told[0],
+    )
+    assert "CUDA0: NVIDIA GeForce RTX 3060 [simulated]: at most" in told[1]
+    assert "of 1024.0 MiB" in told[1] and " 0 kernels" not in told[1]
+    assert told[2].endswith(NOTE) and told[3].endswith(NOTE)
+    (tokens, ms, rate) = re.findall(
+        rf"generation (\d+) tokens in ({NUMBER}) ms, ({NUMBER})", told[0]
+    )[0]
+    assert float(rate) == pytest.approx(1e3 * int(tokens) / float(ms), rel=0.02)
+
+
+def test_slower_cards_take_longer(run: Run) -> None:
+    def rate(*flags: str) -> float:
+        told = run(*HELLO, *flags).err
+        return float(re.findall(rf"generation .* ms, ({NUMBER}) t/s", told)[0])
+
+    assert rate("--sim-device", "rtx3060,vram=1") < rate("--sim-device", "rtx3060")
+
+
+def test_the_trace_is_of_the_run(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    result = run(*HELLO, *CARD, "--sim-trace", str(path))
+    assert result.code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert "CUDA0: NVIDIA GeForce RTX 3060 [simulated]" in names
+    computed = [e for e in events if e["ph"] == "X" and e["name"].startswith("MUL_MAT ")]
+    assert computed and min(e["ts"] for e in events if e["ph"] == "X") < 1000
+
+
+def test_devices_are_listed(run: Run) -> None:
+    result = run("--list-devices", *CARD, "--sim-device", "h200,reserved=1GiB")
+    assert result.out.splitlines() == [
+        "Available devices:",
+        "  CUDA0: NVIDIA GeForce RTX 3060 [simulated] (1024 MiB, 896 MiB free)",
+        "  CUDA1: NVIDIA H200 [simulated] (144384 MiB, 143360 MiB free)",
+    ]
+
+
+def test_the_environment_names_several_cards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_ARG_SIM_DEVICE", "rtx3060:1GiB;rtx4090:2GiB")
+    assert "CUDA1: NVIDIA GeForce RTX 4090" in run("--list-devices").out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--sim-device", "rtx9999"), "there is no card 'rtx9999'"),
+        (("--sim-device", "rtx3060:1"), "'1' is not a size of memory"),
+        (("--sim-trace", "trace.json"), "--sim-trace is about simulated cards"),
+        ((*CARD, "--sim-trace", "/nowhere/trace.json"), "/nowhere/trace.json: no such file"),
+        (("--sim-device", "rtx3060", "-dev", "CUDA1"), "CUDA1"),
+    ],
+)
+def test_mistakes(flags: tuple[str, ...], words: str, run: Run) -> None:
+    result = run(*HELLO, *flags)
+    assert result.code == 1 and words in result.err and not result.out
+
+
+def test_a_dry_run_knows_the_cards(run: Run) -> None:
+    result = run("--dry-run", "--json", *CARD)
+    plan = json.loads(result.out)
+    card = plan["devices"][0]
+    assert (card["name"], card["simulated"], card["total"]) == ("CUDA0", True, 1 << 30)
+    assert plan["modelled"]["tg_ms"] > 0
