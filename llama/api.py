@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import registry
 from pyggml.backend import Device
 from pyggml.errors import ConfigError, UserError
 from pyggml.gguf import Override, parse_override
@@ -20,7 +21,16 @@ from pyggml.llama.chat import ChatTemplate, select_template
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams, RopeOverrides
 from pyggml.llama.cpu_params import CpuParams
-from pyggml.llama.loader import Model, ModelParams, Progress, load_model
+from pyggml.llama.fit import Fitted
+from pyggml.llama.fit_model import Fit
+from pyggml.llama.loader import (
+    Model,
+    ModelFile,
+    ModelParams,
+    Progress,
+    load_model,
+    open_model,
+)
 from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
@@ -116,8 +126,16 @@ def _written(steps: Iterator[Step], answer: dict[str, Any]) -> Iterator[Step]:
 class Llama:
     """A loaded model; usable as a context manager."""
 
-    def __init__(self, model: Model, context_params: ContextParams, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        model: Model,
+        context_params: ContextParams,
+        template: ChatTemplate,
+        fitted: Fitted | None = None,
+    ) -> None:
+        """`fitted`: what was chosen so that everything fits, if there was something to choose."""
         self.model = model
+        self.fitted = fitted
         self.context_params = context_params
         self.template = template
         self._contexts: list[Context] = []
@@ -264,13 +282,41 @@ def load(
     placement = for_model.get("placement", PlacementParams())
     for_model["placement"] = replace(placement, **for_placement)
     for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
-    model = load_model(path, ModelParams(**for_model), progress, devices=devices, no_alloc=no_alloc)
+    model_params = ModelParams(**for_model)
+    file = open_model(path, model_params.overrides, allow_no_data=no_alloc)
+    fitted = None
+    if model_params.placement.fit:
+        fitted = _fit(file, model_params, context_params, devices, no_alloc=no_alloc)
+    if fitted is not None:
+        model_params = replace(model_params, placement=fitted.placement)
+        context_params = replace(context_params, n_ctx=fitted.n_ctx)
+    model = load_model(file, model_params, progress, devices=devices, no_alloc=no_alloc)
     try:
         template = select_template(model.metadata, model.vocab, chat_template, jinja=jinja)
     except BaseException:
         model.close()
         raise
-    return Llama(model, context_params, template)
+    return Llama(model, context_params, template, fitted)
+
+
+def _fit(
+    file: ModelFile,
+    params: ModelParams,
+    context: ContextParams,
+    devices: Sequence[Device] | None,
+    *,
+    no_alloc: bool,
+) -> Fitted | None:
+    """What -fit chooses; what cannot be loaded may still be planned. Raises OutOfMemory."""
+    try:
+        search = Fit(file, params, context, devices or registry.devices())
+        fitted = search.run()
+        if fitted is not None and not no_alloc:
+            search.check(fitted)
+        return fitted
+    except BaseException:
+        file.gguf.close()
+        raise
 
 
 def _split(cls: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

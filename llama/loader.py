@@ -158,8 +158,35 @@ class _Placed:
     buft: BufferType
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """An open file and what it says of its model, wherever that will lie."""
+
+    gguf: Gguf
+    metadata: Metadata
+    arch: Architecture
+    hparams: HParams
+    vocab: Vocab
+
+
+def open_model(
+    path: str | Path, overrides: Sequence[Override] = (), *, allow_no_data: bool = False
+) -> ModelFile:
+    """Open and read everything but the tensors. Raises GgufError, ModelError."""
+    gguf = open_gguf(path, allow_no_data=allow_no_data)
+    try:
+        with _about(gguf):
+            metadata = gguf.metadata.with_overrides(overrides)
+            arch = architectures.find(metadata.get_str("general.architecture"))
+            hp, vocab = arch.hparams(metadata), Vocab.from_metadata(metadata)
+            return ModelFile(gguf, metadata, arch, hp, vocab)
+    except BaseException:
+        gguf.close()
+        raise
+
+
 def load_model(
-    path: str | Path,
+    source: str | Path | ModelFile,
     params: ModelParams | None = None,
     progress: Progress | None = None,
     *,
@@ -169,7 +196,8 @@ def load_model(
     """Open, check and place everything on the wanted ones of `devices` (None: all there are).
 
     With `no_alloc` nothing is read but the header, which may be all there is: buffers are
-    placeholders of the size that loading would take.
+    placeholders of the size that loading would take. An open file may be given, if `params` has the
+    overrides it was opened with; it belongs to the model then.
 
     Raises GgufError, ModelError, ConfigError or OutOfMemory, and LoadCancelled if `progress` asks
     for it; then nothing stays open or allocated.
@@ -179,15 +207,17 @@ def load_model(
     available = devices or registry.devices()
     chosen = choose_devices(params.placement, available)
     check_rules(params.placement.rules, chosen, available)
-    gguf = open_gguf(path, allow_no_data=no_alloc)
+    file = source
+    if not isinstance(file, ModelFile):
+        file = open_model(file, params.overrides, allow_no_data=no_alloc)
     try:
-        with _about(gguf):
-            placed, model = _describe(gguf, params, chosen)
+        with _about(file.gguf):
+            placed, model = _describe(file, params, chosen)
         model.no_alloc = no_alloc
         model.use_numa(params.numa)
         _Loading(model, params, placed, progress or (lambda share: True)).run()
     except BaseException:
-        gguf.close()
+        file.gguf.close()
         raise
     model.load_ms = 1e3 * (time.perf_counter() - start)
     return model
@@ -205,21 +235,18 @@ def _about(gguf: Gguf) -> Iterator[None]:
 
 
 def _describe(
-    gguf: Gguf, params: ModelParams, devices: tuple[Device, ...]
+    file: ModelFile, params: ModelParams, devices: tuple[Device, ...]
 ) -> tuple[list[_Placed], Model]:
     """The model without its data, and where each tensor is to go."""
-    metadata = gguf.metadata.with_overrides(params.overrides)
-    arch = architectures.find(metadata.get_str("general.architecture"))
-    hp = arch.hparams(metadata)
-    vocab = Vocab.from_metadata(metadata)
-    found = _match(gguf, hp.arch, arch.weights(hp))
+    hp = file.hparams
+    found = _match(file.gguf, hp.arch, file.arch.weights(hp))
     weights = [Weight(want, tensor, source.name) for want, source, tensor in found]
     layout = Layout(params.repack, params.use_mmap(devices))
     placement = place(params.placement, devices, hp, weights, layout)
     bufts = placement.weights
     placed = [_Placed(want, source, t, bufts[want.name]) for want, source, t in found]
     tensors = Weights({p.want.name: p.tensor for p in placed}, hp.n_layer)
-    return placed, Model(gguf, metadata, arch, hp, vocab, placement, tensors)
+    return placed, Model(file.gguf, file.metadata, file.arch, hp, file.vocab, placement, tensors)
 
 
 # ---------------------------------------------------------------- which tensors

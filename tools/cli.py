@@ -14,7 +14,7 @@ from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
 from pyggml.tools import completion, conversation, details, dry_run, logs, sched_file
 from pyggml.tools.inputs import find_prompt, find_system
-from pyggml.tools.placement import has_layers
+from pyggml.tools.placement import has_layers, tell_fit
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
 from pyggml.tools.simulated import Simulated, chosen_devices
 from pyggml.tools.task import Task
@@ -94,6 +94,7 @@ def _load(values: Mapping[str, Any], screen: Screen, devices: Sequence[Device] |
 
     llama = load_model(values, progress, devices=devices)
     screen.clear_progress()
+    tell_fit(llama, screen)
     model = llama.model
     if screen.is_terminal:
         seconds = time.perf_counter() - start

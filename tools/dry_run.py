@@ -9,6 +9,7 @@ from typing import Any
 from pyggml.llama.dry_run import dry_run, report
 from pyggml.llama.out_of_memory import shortages
 from pyggml.tools import sched_file
+from pyggml.tools.placement import tell_fit
 from pyggml.tools.settings import check, load_model
 from pyggml.tools.simulated import chosen_devices
 from pyggml.tools.ui import Screen
@@ -20,6 +21,7 @@ def run(values: Mapping[str, Any], screen: Screen) -> None:
     sched_file.check(values)
     devices = chosen_devices(values, dry=True)
     with load_model(values, devices=devices, no_alloc=True) as llama:
+        tell_fit(llama, screen)
         model = llama.model
         context = llama.context()
         plan = dry_run(model, context)

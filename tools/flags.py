@@ -312,7 +312,6 @@ ABSENT: Mapping[str, str] = {
     "-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline "
     "-cl --cache-list": "download the GGUF file and give it with -m",
     "-i --interactive -if --interactive-first": "chat with -cnv",
-    "-fit --fit -fitt --fit-target -fitc --fit-ctx": "there is no fitting",
     "--rpc": "there are no remote devices",
     "--grammar --grammar-file -j --json-schema -jf --json-schema-file": "there are no grammars",
     "--lora --lora-scaled --control-vector --control-vector-scaled": "there are no adapters",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyggml.errors import ConfigError
+from pyggml.llama.api import Llama
 from pyggml.llama.placement_params import (
     PlacementParams,
     parse_devices,
@@ -13,6 +14,7 @@ from pyggml.llama.placement_params import (
 )
 from pyggml.llama.placement_rules import Rule, cpu_moe, n_cpu_ffn, n_cpu_moe, parse_rules
 from pyggml.tools.options import section
+from pyggml.tools.ui import Screen
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {
     "n_gpu_layers": parse_gpu_layers,
@@ -40,6 +42,15 @@ def placement(values: Mapping[str, Any]) -> PlacementParams:
 def rules(given: Sequence[tuple[str, Any]]) -> tuple[Rule, ...]:
     """Rules in the order of their flags: the first one that matches a tensor counts."""
     return tuple(rule for flag, value in given for rule in RULES[flag](value))
+
+
+def tell_fit(llama: Llama, screen: Screen) -> None:
+    """What --fit has chosen, and why that is not enough."""
+    fitted = llama.fitted
+    if fitted is not None and fitted.changed:
+        screen.say(f"fit: {fitted.line}")
+    if fitted is not None and fitted.problem:
+        screen.warn(f"--fit: {fitted.problem}")
 
 
 def has_layers(values: Mapping[str, Any]) -> bool:
