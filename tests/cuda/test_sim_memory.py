@@ -7,8 +7,8 @@ import pytest
 from simulated import sim_driver
 
 from pyggml.backends.cpu.memory import at_address
-from pyggml.backends.cuda.driver import DeviceError
-from pyggml.backends.cuda.sim_memory import FAKE_SPACE, FILLED, LARGE, MIB, SMALL, STAMP
+from pyggml.backends.cuda.driver import LARGE, SMALL, DeviceError
+from pyggml.backends.cuda.sim_memory import FAKE_SPACE, FILLED, MIB, STAMP
 from pyggml.errors import OutOfMemory
 
 SPEC = "rtx3060:64MiB"  # 8 MiB of them are the driver's
