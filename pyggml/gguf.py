@@ -114,7 +114,7 @@ def open_gguf(
             loaded = _sort_parts([_load(part, stack) for part in paths])
         else:
             first = _load(Path(path), stack, allow_no_data=allow_no_data)
-            loaded = [first] if alone else _find_parts(first, stack)
+            loaded = [first] if alone else _find_parts(first, stack, allow_no_data)
         if len(loaded) > 1:
             _check_total(loaded)
             log.info("additional %d GGUFs metadata loaded", len(loaded) - 1)
@@ -135,7 +135,7 @@ def _load(path: Path, stack: ExitStack, *, allow_no_data: bool = False) -> _Load
     return loaded
 
 
-def _find_parts(first: _Loaded, stack: ExitStack) -> list[_Loaded]:
+def _find_parts(first: _Loaded, stack: ExitStack, allow_no_data: bool) -> list[_Loaded]:
     """The first part and those whose names follow from its name."""
     path, count = first.part.path, first.split_count
     if count <= 1:
@@ -157,7 +157,7 @@ def _find_parts(first: _Loaded, stack: ExitStack) -> list[_Loaded]:
         other = path.with_name(prefix + part_suffix(i, count))
         if not other.exists():
             raise GgufError(f"{other}: part {i + 1} of {count} is missing: put it beside {path}")
-        loaded.append(_load(other, stack))
+        loaded.append(_load(other, stack, allow_no_data=allow_no_data))
         _check_index(loaded[i], i)
     return loaded
 

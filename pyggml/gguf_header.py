@@ -11,13 +11,14 @@ arrays of arrays are read, which ggml does not do; keys and tensor names must be
 import math
 import struct
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml.dtypes import GGMLType
 from pyggml.errors import GgufError
-from pyggml.gguf_file import GgufPart
 from pyggml.gguf_metadata import Field, Metadata, ValueType
 
 # Python objects are far bigger than their entries in the file: counts are capped as well
@@ -62,6 +63,20 @@ OTHER_FORMATS = {
 }
 
 
+class Source(Protocol):
+    """Where a header is read from: a file, or its beginning on a server."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int:
+        """Of the whole file."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes that are there. Raises GgufError or OSError."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor's name, shape and place; its bytes are not read."""
@@ -90,7 +105,7 @@ class Cursor:
 
     FIRST_READ = 1 << 20
 
-    def __init__(self, part: GgufPart) -> None:
+    def __init__(self, part: Source) -> None:
         self.part = part
         self.data = b""
         self.pos = 0
@@ -153,7 +168,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-def read_header(part: GgufPart, *, allow_no_data: bool = False) -> Header:
+def read_header(part: Source, *, allow_no_data: bool = False) -> Header:
     """Parse everything before the tensor data; tensors get part index 0.
 
     A file that ends there is refused, unless only its header is of interest.
