@@ -127,7 +127,7 @@ class _RemotePart:
         if response.status != 206 or found is None or int(found[1]) != start:
             raise GgufError(
                 f"{self._url}: the server does not answer ranged requests, so the whole model "
-                "would have to be fetched\ndownload it, or make its header elsewhere: pyllama-gguf header"
+                "would have to be fetched\ndownload it, or only its header: pyllama-gguf header"
             )
         return int(found[3])
 

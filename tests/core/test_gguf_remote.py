@@ -126,7 +126,7 @@ def test_all_parts_of_a_split_model(server, tmp_path):
     with open_gguf(path, allow_no_data=True) as gguf:
         assert sorted(gguf.tensors) == ["t0", "t1", "t2"] and len(gguf.parts) == 3
     other = f"{server.address}/files/" + path.name.replace("00001-of", "00002-of")
-    with pytest.raises(GgufError, match="first one ends in -00001-of-00003"):
+    with pytest.raises(GgufError, match="one of 3 parts.* -00001-of-00003"):
         fetch_header(other, tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_redirects_and_queries(server, tmp_path):
         ("gone", "404: there is no such file"),
         ("secret", "403: it refuses"),
         ("moved/http:~~example.com", "only https:// is used"),
-        ("moved/file:~~etc~passwd", "names no server|only https"),
+        ("moved/file:~~etc~passwd", "file:.* is not allowed"),
     ],
 )
 def test_servers_that_do_not_help(server, tmp_path, kind, message):
