@@ -7,9 +7,12 @@ where it follows `blk` and a number.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+
+from pyggml.llama.placement_rules import Rule, cpu_moe, n_cpu_moe, parse_rules
 
 Placed = tuple[int, str]  # a layer, and the short name of one of its matrices (ffn_up_exps)
 Pairs = tuple[tuple[str, str], ...]  # patterns and buffer types
@@ -39,6 +42,16 @@ def shortest_flags(moved: Moved) -> str:
         if is_exact(rules, moved):
             found.append('-ot "' + ",".join(f"{p}={buft}" for p, buft in rules) + '"')
     return min(found, key=len)
+
+
+def rules_of(flags: str) -> tuple[Rule, ...]:
+    """The loader's rules for what `shortest_flags` has written."""
+    words = shlex.split(flags)
+    if not words:
+        return ()
+    if words[0] == "-cmoe":
+        return cpu_moe()
+    return n_cpu_moe(int(words[1])) if words[0] == "-ncmoe" else parse_rules(words[1])
 
 
 def is_exact(rules: Pairs, moved: Moved) -> bool:
