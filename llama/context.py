@@ -206,13 +206,15 @@ class Context:
     def _pin(self, sched: Scheduler, built: _Built) -> None:
         pin(sched, built.pins, self.model.placement, self.params, built.shape.n_tokens)
 
-    def plan_graph(self, n_tokens: int) -> tuple[Scheduler, list[int]]:
-        """A scheduler that has split the graph of a ubatch, as it runs when the memory is full.
+    def plan_graph(self, n_tokens: int, *, full: bool = True) -> tuple[Scheduler, list[int]]:
+        """A scheduler that has split the graph of a ubatch, as it runs when the memory is full, or
+        if the memory stays as it is.
 
         It has allocated nothing: it tells what would run where. And the bytes to compute in, per
         backend.
         """
-        n_kv = tuple(cache.params.size for cache in self.memory.caches)
+        caches = self.memory.caches
+        n_kv = tuple(cache.params.size if full else cache.n_kv() for cache in caches)
         sched = self._make_scheduler()
         built = self._describe(GraphShape(n_tokens, 1, n_kv, 1))
         self._pin(sched, built)

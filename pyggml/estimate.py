@@ -157,6 +157,11 @@ class _Walk:
         for i in range(len(split.inputs)):
             self._input(split, i)
         self._compute(split, clock)
+        for i in split.results:  # copied back to where they came from
+            home = self._home(split.inputs[i])
+            self._wait(split.backend_id)
+            self._wait(home)
+            self._blocking(split.inputs[i], split.backend_id, home)
         return SplitTime(
             self.sched.backends[split.backend_id].name,
             start,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CLI, BENCH = "cli", "bench"
+CLI, BENCH, PLAN = "cli", "bench", "plan"
 
 
 @dataclass(frozen=True, slots=True)

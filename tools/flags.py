@@ -7,8 +7,8 @@ given": the parameter's own default holds.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pyggml.tools import flags_bench
-from pyggml.tools.flag import ALL, CACHE_TYPES, ON_OFF_AUTO, Flag
+from pyggml.tools import flags_bench, flags_plan
+from pyggml.tools.flag import ALL, CACHE_TYPES, CLI, ON_OFF_AUTO, PLAN, Flag
 from pyggml.tools.flags_devices import DEVICES
 from pyggml.tools.flags_sampling import SAMPLING
 from pyggml.tools.flags_simulated import SIMULATED
@@ -328,7 +328,9 @@ ABSENT: Mapping[str, str] = {
 
 def rows(tool: str) -> Iterator[tuple[str, Flag]]:
     """(group, flag) of a tool, in the order of the help."""
-    for group, flags in (*flags_bench.GROUPS.items(), *GROUPS.items()):
+    groups = (flags_bench.GROUPS, flags_plan.GROUPS, GROUPS)
+    for group, flags in (pair for table in groups for pair in table.items()):
         for flag in flags:
-            if tool in flag.tools:
+            shared = tool == PLAN and CLI in flag.tools and flag.target in flags_plan.SHARED
+            if tool in flag.tools or shared:
                 yield group, flag

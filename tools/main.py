@@ -35,6 +35,7 @@ class Tool:
 TOOLS = (
     Tool("cli", "pyggml.tools.cli", "Continue a text, or chat."),
     Tool("bench", "pyggml.tools.bench", "Measure speed, alone or beside llama.cpp."),
+    Tool("plan", "pyggml.tools.plan", "Find the placement that is fastest on some devices."),
     Tool("gguf", "pyggml.tools.gguf", "Look into GGUF files and make new ones.", is_group=True),
 )
 
@@ -49,6 +50,11 @@ def cli() -> None:
 def bench() -> None:
     """Entry point of pyllama-bench."""
     run_tool("bench", sys.argv[1:])
+
+
+def plan() -> None:
+    """Entry point of pyllama-plan."""
+    run_tool("plan", sys.argv[1:])
 
 
 def gguf() -> None:
