@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import build, env
-from pyggml.backend import Backend, Status, tensor_get, tensor_set
+from pyggml.backend import Backend, Status, tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.graph import Graph
@@ -245,7 +245,8 @@ class Context:
 
         Raises BatchError or ContextFull, then the memory is as before. Interrupted by anything
         else it keeps the ubatches that were computed, and nothing of the one that was not; with a
-        recurrent state it keeps nothing of that one's sequences.
+        recurrent state it keeps nothing of that one's sequences, and with several ubatches in
+        flight nothing of the batch.
         """
         if self.model.no_alloc:
             raise UserError(
@@ -261,10 +262,18 @@ class Context:
         marked = np.concatenate([ubatch.places[ubatch.outputs] for ubatch in ubatches])
         logits: F32 = np.empty((len(marked), self.hparams.n_vocab), np.float32)
         row = 0
-        for ubatch, cells in zip(ubatches, slots, strict=True):
-            n = len(ubatch.outputs)
-            self._run(ubatch, cells, logits[row : row + n])
-            row += n
+        try:
+            for ubatch, cells in zip(ubatches, slots, strict=True):
+                n = len(ubatch.outputs)
+                self._run(ubatch, cells, logits[row : row + n])
+                row += n
+            if self.is_parallel:
+                self.sched.synchronize()
+        except BaseException:
+            if self.is_parallel:  # nobody knows which of them are done
+                for ubatch in ubatches:
+                    self._take_back(ubatch)
+            raise
         order = np.argsort(marked)
         if (order[1:] < order[:-1]).any():
             logits = logits[order]
@@ -336,17 +345,25 @@ class Context:
             if self.memory.state and states and built.inputs.state:
                 for leaf, rows in self.memory.state.rows(built.inputs.state, states):
                     _set(leaf, rows)
-            self._compute(built.graph, ubatch.n_tokens)
+            self._start(built.graph, ubatch.n_tokens)
             if out.size:
-                tensor_get(built.logits, out.data.cast("B"))
+                backend = self.sched.get_tensor_backend(built.logits)
+                assert backend is not None
+                backend.get_async(built.logits, out.data.cast("B"))
+            if not self.is_parallel:
+                self.sched.synchronize()
         except BaseException:
             # also Ctrl-C: what was not computed must not look as if it were
-            self._built = None
-            first: dict[int, int] = {}
-            for pos, ids in zip(ubatch.pos.tolist(), ubatch.seq_ids, strict=True):
-                for seq in ids:
-                    self.memory.remove_from(seq, first.setdefault(seq, pos))
+            self._take_back(ubatch)
             raise
+
+    def _take_back(self, ubatch: Ubatch) -> None:
+        """Forget what a ubatch has left in the memory."""
+        self._built = None
+        first: dict[int, int] = {}
+        for pos, ids in zip(ubatch.pos.tolist(), ubatch.seq_ids, strict=True):
+            for seq in ids:
+                self.memory.remove_from(seq, first.setdefault(seq, pos))
 
     def _prepare(self, ubatch: Ubatch) -> _Built:
         """The graph for a ubatch: the latest one if it has the same shape."""
@@ -354,6 +371,8 @@ class Context:
         shape = GraphShape(ubatch.n_tokens, len(ubatch.outputs), n_kv, ubatch.n_seqs)
         if self._built is not None and self._built.shape == shape:
             self.perf.n_reused += 1
+            if self.is_parallel:  # its inputs may still be needed
+                self.sched.synchronize()
             return self._built
         self._built = None
         built = self._describe(shape)
@@ -363,9 +382,10 @@ class Context:
         self._built = built
         return built
 
-    def _compute(self, graph: Graph, n_tokens: int) -> None:
+    def _start(self, graph: Graph, n_tokens: int) -> None:
+        """Compute without waiting for devices that work on their own."""
         self._use_threads(n_tokens)
-        status = self.sched.graph_compute(graph)
+        status = self.sched.graph_compute_async(graph)
         if status != Status.SUCCESS:
             raise RuntimeError(f"computing the graph failed: {status.name}")
 
@@ -441,7 +461,8 @@ class Context:
         _set(shift, cache.cells.shift)
         if rot is not None:
             _set(rot, hadamard(cache.k_rot))
-        self._compute(graph, size)
+        self._start(graph, size)
+        self.sched.synchronize()
 
 
 def _set(leaf: Tensor, values: npt.NDArray[np.generic]) -> None:
