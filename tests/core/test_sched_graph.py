@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 from fakes import FakeDevice, cpu
+from sched_described import check_described, name_of
 from sched_graphs import I32, cache_graph, cache_on, input_leaf, scheduler, weight
 from sched_layers import N_EMBD, N_EXPERT, N_USED, LayeredModel
 
@@ -14,7 +15,7 @@ from pyggml.estimate import estimate
 from pyggml.graph import build_graph
 from pyggml.ops import Op
 from pyggml.sched_cause import Placed, reason_of
-from pyggml.sched_graph import SplitGraph, describe
+from pyggml.sched_graph import describe
 from pyggml.sched_layers import Fold, fold, layer_of, sections_of
 from pyggml.tensor import Tensor, new_tensor
 
@@ -23,49 +24,8 @@ F32 = build.F32
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_data_equals_the_splits(offload: bool) -> None:
-    model = LayeredModel(offload=offload)
-    sched, sizes = model.split(64)
-    graph = describe(sched, "prompt", 64, sizes)
-    names = [backend.name for backend in sched.backends]
-    assert len(graph.splits) == sched.n_splits > 3
-    for split, shown in zip(sched.splits, graph.splits, strict=True):
-        assert shown.backend == names[split.backend_id]
-        mine = graph.nodes[shown.start : shown.stop]
-        assert [(n.name, n.op, n.ne) for n in mine] == [
-            (t.name, t.op_desc, t.ne[: t.n_dims]) for t in split.graph.nodes
-        ]
-        copies = [graph.copies[int(id[1:])] for id in shown.copies]
-        assert [c.bytes for c in copies] == [t.nbytes for t in split.inputs]
-        assert all(c.target == shown.backend and c.split == shown.index for c in copies)
-        for node, tensor in zip(mine, split.graph.nodes, strict=True):
-            assert node.cause == sched.cause(tensor) and node.split == shown.index
-            assert node.backend == sched.get_tensor_backend(tensor).name  # type: ignore[union-attr]
-            assert [named(graph, id) for id in node.sources] == [s.name for s in tensor.src if s]
-
-
-def named(graph: SplitGraph, id: str) -> str:
-    things = {"n": graph.nodes, "l": graph.leafs, "c": graph.copies}[id[0]]
-    thing = things[int(id[1:])]
-    assert thing.id == id
-    return thing.name
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_everything_is_there_once(offload: bool) -> None:
-    model = LayeredModel(offload=offload)
-    sched, sizes = model.split(64)
-    assert sched.cut is not None
-    graph = describe(sched, "prompt", 64, sizes)
-    assert [n.name for n in graph.nodes] == [t.name for t in sched.cut.graph.nodes]
-    assert sorted(t.name for t in graph.leafs) == sorted(t.name for t in sched.cut.graph.leafs)
-    assert len(graph.copies) == sum(len(split.copies) for split in sched.splits)
-    listed = [id for split in graph.splits for id in split.copies]
-    assert listed == [c.id for c in graph.copies]
-    # splits and sections cover all nodes, once each and in order
-    for parts in (graph.splits, graph.sections):
-        ends = [0, *(p.stop for p in parts)]
-        assert [p.start for p in parts] == ends[:-1] and ends[-1] == len(graph.nodes)
-    assert sum(f.period * f.repeats for f in graph.folds) == len(graph.sections)
+    sched, _ = LayeredModel(offload=offload).split(64)
+    assert len(check_described(sched).splits) == sched.n_splits > 3
 
 
 def test_totals_are_sums() -> None:
@@ -92,7 +52,7 @@ def test_only_used_experts_move() -> None:
     assert copy.bytes == 4 * N_EMBD * N_EMBD * N_EXPERT
     used = expected_experts(N_EXPERT, N_USED, 64)
     assert copy.moved == round(used * 4 * N_EMBD * N_EMBD)
-    kinds = {named(graph, c.source): c.kind for c in graph.copies}
+    kinds = {name_of(graph, c.source): c.kind for c in graph.copies}
     assert kinds["embd"] == "result" and kinds["attn_inp_mask"] == "input"
 
 
@@ -103,7 +63,7 @@ def test_what_is_written_elsewhere_comes_back() -> None:
     sched.reserve_size(cache_graph(gpu, w, cache)[0])
     graph = describe(sched, "token", 1)
     (copy,) = (c for c in graph.copies if c.back)
-    assert (named(graph, copy.source), copy.origin, copy.target) == ("cache", "CUDA0", "CPU")
+    assert (name_of(graph, copy.source), copy.origin, copy.target) == ("cache", "CUDA0", "CPU")
     node = next(n for n in graph.nodes if n.name == "stored")
     assert (node.backend, node.cause) == ("CPU", "1.back") and "copied back" in node.reason
     back = sum(c.copies for c in graph.seams if (c.origin, c.target) == ("CPU", "CUDA0"))

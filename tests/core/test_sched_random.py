@@ -7,6 +7,7 @@ from fakes import FakeDevice, cpu, read, write
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_check import check_no_overlap
+from sched_described import check_described
 
 from pyggml import build
 from pyggml.backend import DeviceType, Status, Usage, alloc_tensors, buffer_of
@@ -210,6 +211,7 @@ def test_same_results_on_any_devices(
     built = kitchen.build()
     sched.alloc_graph(built.graph)
     check_placement(sched)
+    check_described(sched)
     check_no_overlap(sched.layout.graph)
     for seed, expected in enumerate(expected_results(recipe, range(2))):
         assert same(run(sched, built, seed), expected)
@@ -234,6 +236,7 @@ def test_same_results_after_every_reset(
                 sched.set_tensor_backend(node, data.draw(st.sampled_from(able)))
         sched.alloc_graph(built.graph)
         check_placement(sched)
+        check_described(sched)
         check_no_overlap(sched.layout.graph)
         assert same(run(sched, built, seed), expected)
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import tiny
 from cli_process import Run
 from sched_layers import LayeredModel
 
@@ -264,6 +265,32 @@ def test_the_command_line_writes_the_graphs_of_the_model(
         assert all(len(g["splits"]) == 1 and not g["copies"] for g in graphs)
         names = [n["name"] for n in graphs[0]["nodes"]]
         assert names[-1] == "result_output" and "ffn_out-1" in names
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "qwen35"])
+def test_windows_and_states(
+    arch: str, run: Run, tmp_path: Path, tiny_models: dict[str, str]
+) -> None:
+    path = tmp_path / "graph.json"
+    flags = ("-m", tiny_models[arch], "--dry-run", "--sched-graph", str(path))
+    assert run(*flags, "-ngl", "99", "--sim-device", "rtx3060").code == 0
+    for graph in json.loads(path.read_text())["graphs"]:
+        assert {leaf["kind"] for leaf in graph["leafs"]} == {"weight", "input", "memory"}
+        assert {n["backend"] for n in graph["nodes"] if not n["is_view"]} == {"CPU", "CUDA0"}
+
+
+def test_experts_on_the_host(run: Run, tmp_path: Path) -> None:
+    path, model = tmp_path / "graph.json", tiny.write_tiny(tmp_path / "m.gguf", "qwen3moe")
+    flags = ("-ngl", "99", "-ot", "exps=CPU", "--sim-device", "rtx3060:12GiB", "-ub", "64")
+    assert run("-m", str(model), *HELLO, *flags, "--sched-graph", str(path)).code == 0
+    prompt, token = json.loads(path.read_text())["graphs"]
+    for graph, backend, cause in ((prompt, "CUDA0", "1.off"), (token, "CPU", "1.wgt0")):
+        first = next(n for n in graph["nodes"] if n["name"] == "ffn_moe_up-0")
+        assert (first["backend"], first["cause"]) == (backend, cause)
+        assert "blk.0.ffn_up_exps.weight lies in CPU" in first["reason"]
+        assert graph["seconds"] > 0 and len(graph["splits"]) > 2
+    assert any(c["kind"] == "used experts" for c in prompt["copies"])
+    assert not any(c["kind"] in ("used experts", "weight") for c in token["copies"])
 
 
 def test_a_dry_run_writes_them_too(run: Run, tmp_path: Path, tiny_models: dict[str, str]) -> None:

@@ -112,7 +112,7 @@ class Painter {
       const left = Math.max(a, LEFT) + 6;
       const long = `${sign} ${name}: ${group.fold.repeats} × the same`;
       const room = Math.min(b, this.width) - left - 14;
-      const label = [long, `${sign} ${group.fold.repeats} × ${name}`, `${group.fold.repeats}×`]
+      const label = [long, `${sign} ${name}`, `${sign} ${group.fold.repeats} ×`, sign]
         .find((t) => ink.measureText(t).width <= room);
       if (label) ink.fillText(label, left, 11.5);
     }

@@ -42,6 +42,19 @@ class Model {
     return !f.open && this.sections.indexOf(node.section) >= f.first + f.period;
   }
 
+  // Bytes, and modelled seconds if they are known, of all the layers of a fold.
+  foldWork(f) {
+    const first = this.sections[f.first].start;
+    const stop = this.sections[f.first + f.period * f.repeats - 1].stop;
+    const nodes = this.nodes.slice(first, stop);
+    const splits = this.splits.filter((s) => first <= s.start && s.start < stop);
+    return {
+      traffic: nodes.reduce((sum, n) => sum + n.traffic, 0),
+      seconds: this.timed ? nodes.reduce((sum, n) => sum + n.seconds, 0) : null,
+      copying: this.timed ? splits.reduce((sum, s) => sum + s.copying, 0) : null,
+    };
+  }
+
   foldName(f) {
     const last = this.sections[f.first + f.period * f.repeats - 1];
     const first = this.sections[f.first];

@@ -126,7 +126,12 @@ function details(model, thing, go) {
 function tip(model, hit) {
   if (hit.fold) {
     const n = hit.fold.repeats, what = hit.fold.open ? "Click to show one of them." : "Click to open them.";
-    return [make("b", {}, model.foldName(hit.fold)), make("div", {}, `${n} times the same operations on the same devices. ${what}`)];
+    const { traffic, seconds, copying } = model.foldWork(hit.fold);
+    const together = [`${bytes(traffic)} read and written`];
+    if (seconds !== null) together.push(`${time(seconds)} computing, ${time(copying)} copying (modelled)`);
+    return [make("b", {}, model.foldName(hit.fold)),
+      make("div", {}, `${n} times the same operations on the same devices; the first is shown.`),
+      make("div", {}, `Together: ${together.join(" · ")}`), make("div", { class: "faint" }, what)];
   }
   if (hit.copies) {
     const [c] = hit.copies, moved = hit.copies.reduce((sum, x) => sum + x.moved, 0);

@@ -14,7 +14,7 @@ class View {
     canvas.addEventListener("pointercancel", (e) => this.up(e));
     canvas.addEventListener("pointerleave", () => this.leave());
     canvas.addEventListener("keydown", (e) => this.key(e));
-    canvas.addEventListener("dblclick", (e) => this.zoomAt(3, e.offsetX));
+    canvas.addEventListener("dblclick", (e) => { if (e.offsetY > 24) this.zoomAt(3, e.offsetX); });
   }
 
   show(model, layout) {
