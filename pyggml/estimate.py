@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyggml.backend import BufferType, DeviceType, Usage, buffer_of, is_weight
+from pyggml.backend import BufferType, DeviceType, buffer_of, is_weight
 from pyggml.cost import Rates, dense_bytes, expected_experts, node_cost
 from pyggml.errors import UserError
-from pyggml.ops import Op, TensorFlag
+from pyggml.ops import TensorFlag
 from pyggml.sched import Scheduler
 from pyggml.sched_run import EXPERT_OVERRUN
 from pyggml.sched_split import Split
@@ -234,7 +234,7 @@ class _Walk:
         tensor, to, home = split.inputs[index], split.backend_id, self._home(split.inputs[index])
         self._wait(to)
         if not int(tensor.flags) & _INPUT:
-            if self._holds_experts(split, tensor, index):
+            if split.copies_used_experts(index):
                 self._experts(split, index)
                 return
             if self._is_direct(home, to):
@@ -285,17 +285,6 @@ class _Walk:
         if not self.clocks[to].is_host:
             self._copy(to, "h2d", nbytes, host)
             self._wait(to)
-
-    @staticmethod
-    def _holds_experts(split: Split, tensor: Tensor, index: int) -> bool:
-        node, buffer = split.graph.nodes[0], tensor.buffer
-        return (
-            node.op == Op.MUL_MAT_ID
-            and index == 0
-            and buffer is not None
-            and buffer.usage == Usage.WEIGHTS
-            and buffer.buft.is_host
-        )
 
     def _experts(self, split: Split, index: int) -> None:
         """The ids are read once per layer; each run of used experts is a copy of its own."""

@@ -274,7 +274,7 @@ class _Describer:
     def _copy(self, split: Split, number: int, index: int) -> GraphCopy:
         tensor, copy = split.inputs[number], self.cut.copy_of(split, number)
         home = self._home(tensor)
-        only_used = self._only_used(tensor, copy, split)
+        only_used = split.copies_used_experts(number)
         moved = round(expert_bytes(split.graph.nodes[0])) if only_used else tensor.nbytes
         return GraphCopy(
             self.ids[copy],
@@ -290,13 +290,6 @@ class _Describer:
             moved,
             number in split.results,
         )
-
-    @staticmethod
-    def _only_used(tensor: Tensor, copy: Tensor, split: Split) -> bool:
-        """Whether the scheduler copies only the experts in use."""
-        node, buffer = split.graph.nodes[0], tensor.buffer
-        is_product = node.op == Op.MUL_MAT_ID and node.src[0] is copy
-        return is_product and is_weight(tensor) and buffer is not None and buffer.buft.is_host
 
     # ------------------------------------------------------------ totals
     def _estimate(self) -> Estimate | None:

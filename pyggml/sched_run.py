@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backend import Backend, Event, Status, Usage, copier, host_bytes
+from pyggml.backend import Backend, Event, Status, copier, host_bytes
 from pyggml.ids import ABSENT, check_ids
-from pyggml.ops import Op, TensorFlag
+from pyggml.ops import TensorFlag
 from pyggml.sched_split import Cut, Split
 from pyggml.tensor import Tensor
 
@@ -70,7 +70,7 @@ class Run:
         inputs = []
         for i, tensor in enumerate(split.inputs):
             copy = self.cut.copy_of(split, i)
-            has_experts = self._experts.applies(split, tensor, copy)
+            has_experts = split.copies_used_experts(i)
             home = backends[self.cut.assignment.ids[tensor]]
             is_graph_input = bool(int(tensor.flags) & _INPUT)
             move = copier(tensor, copy)
@@ -155,18 +155,6 @@ class _UsedExperts:
     def forget(self) -> None:
         """The ids of an earlier evaluation."""
         self._ids = None
-
-    @staticmethod
-    def applies(split: Split, tensor: Tensor, copy: Tensor) -> bool:
-        """Whether an input holds experts, weights in host memory, for the split's first node."""
-        node, buffer = split.graph.nodes[0], tensor.buffer
-        return (
-            node.op == Op.MUL_MAT_ID
-            and node.src[0] is copy
-            and buffer is not None
-            and buffer.usage == Usage.WEIGHTS
-            and buffer.buft.is_host
-        )
 
     def copy(self, split: Split, index: int, copy: Tensor) -> None:
         """Copy the used experts of input number `index`; the others stay as they are."""

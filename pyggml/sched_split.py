@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pyggml.backend import is_weight
 from pyggml.graph import Graph, next_uid
-from pyggml.ops import TensorFlag
+from pyggml.ops import Op, TensorFlag
 from pyggml.sched_assign import VIEW_OPS, Assignment
 from pyggml.tensor import MAX_SRC, Tensor
 
@@ -30,6 +30,20 @@ class Split:
     graph: Graph = field(default_factory=Graph)
     # until this node has run, these tensors keep their memory
     alloc_deps: dict[Tensor, list[Tensor]] = field(default_factory=dict)
+
+    def copies_used_experts(self, index: int) -> bool:
+        """Whether an input holds experts, in host memory, of which only the used ones are copied.
+
+        It is for the first node alone, whose ids are then known.
+        """
+        node, tensor = self.graph.nodes[0], self.inputs[index]
+        return (
+            node.op == Op.MUL_MAT_ID
+            and any(node.src[0] is copy for copy in self.copies[index])
+            and tensor.buffer is not None
+            and is_weight(tensor)
+            and tensor.buffer.buft.is_host
+        )
 
     def add_alloc_dep(self, tensor: Tensor, until: Tensor) -> None:
         """Keep a tensor's memory until the node `until` has run."""

@@ -101,7 +101,12 @@ def test_the_wheel_holds_one_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"pyggml"}
-    for part in ("backends/cpu/kernels/simd.py", "llama/models/llama.py", "tools/main.py"):
+    for part in (
+        "backends/cpu/kernels/simd.py",
+        "llama/models/llama.py",
+        "tools/main.py",
+        "tools/sched_page/main.js",
+    ):
         assert f"pyggml/{part}" in names
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv/bin/python"
