@@ -70,15 +70,11 @@ class Card:
             copy_latency=COPY_LATENCY,
         )
 
-    def props(self, device: int) -> DeviceProps:
-        """As device number `device` of a machine."""
-        return DeviceProps(
-            f"{self.name} [simulated]",
-            self.compute_capability,
-            self.memory,
-            f"0000:{device + 1:02x}:00.0",
-            self.max_buffer,
-        )
+    @property
+    def props(self) -> DeviceProps:
+        """As the driver tells them."""
+        name = f"{self.name} [simulated]"
+        return DeviceProps(name, self.compute_capability, self.memory, self.max_buffer)
 
 
 def _geforce(

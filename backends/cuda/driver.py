@@ -40,7 +40,6 @@ class DeviceProps:
     name: str
     compute_capability: int  # 86: sm_86
     total_memory: int  # bytes
-    pci: str = ""  # two devices of one address are one card
     max_buffer: int = NO_LIMIT  # bytes of one allocation
 
 

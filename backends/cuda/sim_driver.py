@@ -50,7 +50,7 @@ class SimDriver:
         return len(self.cards)
 
     def props(self, device: int) -> DeviceProps:
-        return self.models[device].props(device)
+        return self.models[device].props
 
     def memory(self, device: int) -> Memory:
         return self.cards[device].memory.state()
@@ -63,7 +63,7 @@ class SimDriver:
 
     def free(self, device: int, address: int) -> None:
         card = self.cards[device]
-        for stream in card.streams:
+        for stream in list(card.streams):
             stream.run_to(stream.submitted)
         card.memory.free(address)
 
@@ -87,15 +87,13 @@ class SimDriver:
 
     # ------------------------------------------------------------ streams
     def stream(self, device: int) -> DriverStream:
-        stream = SimStream(self.cards[device])
-        self.cards[device].streams.append(stream)
-        return stream
+        return SimStream(self.cards[device])
 
     def event(self, device: int) -> DriverEvent:
         return SimEvent(self.cards[device])
 
     def synchronize(self, device: int) -> None:
-        for stream in self.cards[device].streams:
+        for stream in list(self.cards[device].streams):
             stream.synchronize()
 
     # ------------------------------------------------------------ copies

@@ -12,11 +12,13 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
 from pyggml.backend import Memory, pad
+from pyggml.backends.cpu.device import host_memory
 from pyggml.backends.cpu.memory import Bytes, reserve
 from pyggml.backends.cuda.driver import LARGE, DeviceError, footprint
 from pyggml.errors import OutOfMemory
@@ -64,12 +66,23 @@ class CardMemory:
                 f"{self.name}: {what} of {_mib(nbytes)} does not fit: {_mib(free)} of "
                 f"{_mib(self.total)} are free, {_mib(taken - free)} are missing"
             )
-        base, owner = (fake_address(taken), None) if self._dry else poisoned(nbytes)
+        base, owner = (fake_address(taken), None) if self._dry else self._underneath(nbytes)
         self._allocations[base] = _Allocation(base, nbytes, taken, label, owner)
         self._bases.insert(bisect_right(self._bases, base), base)
         self.used += taken
         self.peak = max(self.peak, self.used)
         return base
+
+    def _underneath(self, nbytes: int) -> tuple[int, object]:
+        """Host memory for an allocation."""
+        free = host_memory().free
+        if nbytes <= free:
+            with suppress(OSError):
+                return poisoned(nbytes)
+        raise OutOfMemory(
+            f"{self.name}: {_mib(nbytes)} would fit the card, but this machine has only "
+            f"{_mib(free)} left to simulate it with\n--dry-run plans without memory"
+        )
 
     def free(self, base: int) -> None:
         """Give an allocation back."""
@@ -125,17 +138,18 @@ class _Stamped:
     """Private pages of one file of NaN, mapped side by side."""
 
     def __init__(self, nbytes: int) -> None:
-        size = pad(nbytes, STAMP)
+        size, private = pad(nbytes, STAMP), mmap.MAP_PRIVATE | MAP_NORESERVE
         # one mapping keeps the range together, and gives all of it back
-        self._range = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._range = mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._range))
         file, protection = _stamp(), mmap.PROT_READ | mmap.PROT_WRITE
         for offset in range(0, size, STAMP):
             # where the system refuses, what nobody has written stays zero
-            _mmap()(self.base + offset, STAMP, protection, mmap.MAP_PRIVATE | MAP_FIXED, file, 0)
+            _mmap()(self.base + offset, STAMP, protection, private | MAP_FIXED, file, 0)
 
 
 MAP_FIXED = 0x10  # in place of what is mapped there
+MAP_NORESERVE = 0x4000  # more than there is may be mapped: pages count when they are written
 
 
 @cache

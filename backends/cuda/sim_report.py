@@ -17,7 +17,7 @@ def report(driver: SimDriver, clock: Clock) -> str:
     lines = [
         line
         for card, model in zip(driver.cards, driver.models, strict=True)
-        for line in _card_lines(card, model.props(card.index).name)
+        for line in _card_lines(card, model.props.name)
     ]
     host, waits, all_ms = (
         1e3 * seconds for seconds in (clock.host.busy, clock.waits.busy, clock.now - clock.since)
@@ -31,20 +31,24 @@ def report(driver: SimDriver, clock: Clock) -> str:
 def _card_lines(card: SimCard, name: str) -> tuple[str, str]:
     c = card.counters
     busy = ", ".join(f"{unit.name} {1e3 * unit.busy:.2f} ms" for unit in card.units)
-    peers = f", peer {c.peer_bytes / MIB:.1f} MiB" if c.peer_bytes else ""
+    peers = f", to other cards {_amount(c.peer_bytes)}" if c.peer_bytes else ""
     return (
         f"{card.name}: {name}: at most {card.memory.peak / MIB:.1f} of "
         f"{card.memory.total / MIB:.1f} MiB, {c.launches} kernels, {c.syncs} waits",
-        f"{card.name}: to the card {c.h2d_bytes / MIB:.1f} MiB in {c.h2d_copies} copies, "
-        f"back {c.d2h_bytes / MIB:.1f} MiB in {c.d2h_copies}{peers}; busy: {busy} ({NOTE})",
+        f"{card.name}: to the card {_amount(c.h2d_bytes)} in {c.h2d_copies} copies, "
+        f"back {_amount(c.d2h_bytes)} in {c.d2h_copies}{peers}; busy: {busy} ({NOTE})",
     )
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / MIB:.1f} MiB" if nbytes >= MIB else f"{nbytes / 1024:.1f} KiB"
 
 
 def chrome_trace(driver: SimDriver, clock: Clock) -> dict[str, Any]:
     """A process per device, a thread per unit, microseconds."""
     names = {"host": "CPU (its share is modelled)"}
     for card, model in zip(driver.cards, driver.models, strict=True):
-        names[card.name] = f"{card.name}: {model.props(card.index).name}"
+        names[card.name] = f"{card.name}: {model.props.name}"
     units = [(unit.device, unit.name) for card in driver.cards for unit in card.units]
     units += [("host", clock.host.name), ("host", clock.waits.name)]
     pids = {device: pid for pid, device in enumerate(names)}

@@ -6,6 +6,7 @@ settled when work is submitted; only results are late.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class SimCard:
     h2d: Unit
     d2h: Unit
     counters: Counters = field(default_factory=Counters)
-    streams: list[SimStream] = field(default_factory=list)
+    streams: weakref.WeakSet[SimStream] = field(default_factory=weakref.WeakSet)
     is_capturing: bool = False
 
     @property
@@ -81,6 +82,7 @@ class SimStream:
 
     def __init__(self, card: SimCard) -> None:
         self.card = card
+        card.streams.add(self)
         self._name = f"for {card.name}"
         self.submitted = self.done = 0
         self.ready_at = 0.0  # when all submitted work is over, in virtual time

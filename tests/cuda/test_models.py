@@ -78,6 +78,20 @@ def test_flash_attention_on_cards(type_kv: str, tmp_path: Path) -> None:
     assert where == {"CUDA0", "CUDA1"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize(
+    "placement", [{"n_gpu_layers": 99}, {"n_gpu_layers": 9, "kv_offload": False}]
+)
+def test_real_models(name: str, placement: dict[str, int], request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(name)
+    with load(path, **options("on")) as llama:  # repacked
+        want = logits(llama)
+    sim = simulation("rtx3060:2GiB", "rtx4090:2GiB")
+    with load(path, devices=sim.devices, **placement, **options("auto")) as llama:
+        assert logits(llama) == want
+
+
 def test_a_card_that_is_too_small(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "llama", weight_type="F32", n_ff=8192)
     sim = simulation("rtx3060:8MiB")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from simulated import sim_driver
 
+from pyggml.backend import Memory
 from pyggml.backends.cpu.memory import at_address
+from pyggml.backends.cuda import sim_memory
 from pyggml.backends.cuda.driver import LARGE, SMALL, DeviceError
 from pyggml.backends.cuda.sim_memory import FAKE_SPACE, FILLED, MIB, STAMP
 from pyggml.errors import OutOfMemory
@@ -63,13 +65,22 @@ def test_fresh_memory_is_full_of_nan(nbytes: int) -> None:
 
 
 def test_memory_is_taken_when_it_is_written() -> None:
-    """12 GiB would not fit into many machines that run this test."""
     driver = sim_driver("rtx3060")
-    size = 10 << 30
+    size = 2 << 30
     address = driver.alloc(0, size)
     at_address(address + size - 4096, 4096)[:] = 1
     assert np.isnan(floats(address + size - 8192, 4096)).all()
     driver.free(0, address)
+
+
+def test_a_card_larger_than_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim_memory, "host_memory", lambda: Memory(MIB, 2 * MIB))
+    driver = sim_driver("rtx3060")
+    with pytest.raises(OutOfMemory, match="has only 1.0 MiB left to simulate it with\n--dry-run"):
+        driver.alloc(0, 2 * MIB)
+    assert driver.memory(0).free == driver.memory(0).total - driver.cards[0].memory.used
+    driver.free(0, driver.alloc(0, MIB))
+    sim_driver("rtx3060", dry=True).alloc(0, 1 << 30)
 
 
 def test_only_what_is_allocated_can_be_freed() -> None:

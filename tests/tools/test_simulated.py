@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny
 from cli_process import Run
 
 HELLO = ("-p", "Hello", "-n", "6", "--temp", "0", "-fa", "off", "-c", "256")
@@ -18,6 +19,18 @@ def test_the_text_is_that_of_the_cpu(run: Run) -> None:
     for flags in (CARD, (*CARD, "-ngl", "1"), (*CARD, *CARD, "-ts", "1,1"), (*CARD, "-ngl", "0")):
         result = run(*HELLO, *flags)
         assert (result.code, result.out) == (0, want.out), result.err
+
+
+def test_experts_on_the_cpu(run: Run, tmp_path: Path) -> None:
+    path = str(tiny.write_tiny(tmp_path / "moe.gguf", "qwen3moe", weight_type="Q8_0"))
+    want = run("-m", path, *HELLO)
+    result = run(
+        "-m", path, *HELLO, "-ngl", "99", "-ot", "exps=CPU", "--sim-device", "rtx3060:12GiB"
+    )
+    assert (result.code, result.out) == (0, want.out), result.err
+    told = next(line for line in result.err.splitlines() if "simulated: CPU" in line)
+    assert float(re.findall(rf"computing ({NUMBER}) ms", told)[0]) > 0
+    assert " 0 kernels" not in result.err
 
 
 def test_the_run_ends_with_what_was_modelled(run: Run) -> None:
