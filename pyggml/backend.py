@@ -11,13 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from pyggml.cost import Rates
 from pyggml.errors import OutOfMemory
 from pyggml.graph import Graph
 from pyggml.ops import Op
 from pyggml.tensor import Tensor
 from pyggml.threads import ThreadParams
+
+if TYPE_CHECKING:
+    from pyggml.cost import Rates
 
 NO_LIMIT = 1 << 62
 CompileProgress = Callable[[int, int, str], None]  # kernels done, kernels in all, the latest

@@ -12,7 +12,7 @@ from pyggml import registry
 from pyggml.backend import Device, DeviceType
 from pyggml.llama.api import Llama
 from pyggml.threads import set_own_priority
-from pyggml.tools import completion, conversation, details, dry_run, logs, sched_file
+from pyggml.tools import completion, conversation, details, logs, sched_file
 from pyggml.tools.inputs import find_prompt, find_system
 from pyggml.tools.placement import has_layers, tell_fit
 from pyggml.tools.settings import Options, check, generation, load_model, sampling
@@ -31,6 +31,8 @@ def run(values: Mapping[str, Any]) -> None:
         elif values.get("warmup_kernels"):
             warm_up_kernels(screen)
         elif values.get("dry_run"):
+            from pyggml.tools import dry_run
+
             dry_run.run(values, screen)
         else:
             generate(values, screen)

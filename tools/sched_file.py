@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import UserError
 from pyggml.llama.context import Context
-from pyggml.sched_graph import SplitGraphs, describe
+
+if TYPE_CHECKING:  # it is rarely wanted, and every start would pay
+    from pyggml.sched_graph import SplitGraphs
 
 # each module offers `text(graphs)`
 WRITERS: Mapping[str, str] = {
@@ -46,6 +47,8 @@ def write_wanted(values: Mapping[str, Any], context: Context) -> None:
 
 def graphs_of(context: Context) -> SplitGraphs:
     """The graphs of a full ubatch of a prompt and of one token, when the memory is full."""
+    from pyggml.sched_graph import SplitGraphs, describe
+
     model, p = context.model, context.params
     found = []
     for name, n_tokens in (("prompt", min(p.n_ctx, p.n_ubatch)), ("token", 1)):
@@ -71,6 +74,8 @@ def write(text: str, graphs: SplitGraphs) -> None:
 
 def _open_part(path: Path) -> tuple[int, Path]:
     """A new file beside the wanted one, with the rights of any new file."""
+    import tempfile
+
     try:
         descriptor, name = tempfile.mkstemp(".part", f".{path.name[:200]}.", path.parent)
     except OSError as error:

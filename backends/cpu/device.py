@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyggml import env
 from pyggml.backend import (
@@ -37,10 +38,12 @@ from pyggml.backends.cpu.numa import Numa, find_numa
 from pyggml.backends.cpu.placement import Placement
 from pyggml.backends.cpu.plan import Plan, kernel_names
 from pyggml.backends.cpu.pool import ENTRY_POINTS, Pool
-from pyggml.cost import Rates
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 from pyggml.threads import ThreadParams
+
+if TYPE_CHECKING:
+    from pyggml.cost import Rates
 
 
 class CpuDevice(Device):
