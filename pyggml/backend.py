@@ -433,9 +433,8 @@ def _plan_buffers(tensors: Sequence[Tensor], buft: BufferType) -> list[tuple[int
     groups: list[tuple[int, list[Tensor]]] = []
     size, members = 0, list[Tensor]()
     for t in tensors:
-        need = 0
-        if t.data is None and t.view_src is None:
-            need = pad(buft.alloc_size(t), buft.alignment)
+        is_new = t.data is None and t.view_src is None
+        need = pad(buft.alloc_size(t), buft.alignment) if is_new else 0
         if size > 0 and size + need > buft.max_size:
             groups.append((size, members))
             size, members = 0, []
