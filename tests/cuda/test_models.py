@@ -1,11 +1,12 @@
 """Models on simulated cards: the logits of the CPU, bit for bit, wherever the layers lie."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from simulated import simulation
+from simulated import CPU_RATES, simulation
 from tiny import VARIANTS, write_tiny
 
 from pyggml.backends.cuda.simulate import Simulation
@@ -139,8 +140,11 @@ def modelled_seconds(sim: Simulation, path: Path, **placement: object) -> float:
 
 def test_time_follows_the_placement(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", "llama", weight_type="F32", n_layer=4, n_ff=4096)
-    cpu, half, card = (
-        modelled_seconds(simulation("rtx3060:1GiB"), path, n_gpu_layers=n) for n in (0, 2, 99)
-    )
-    slow = modelled_seconds(simulation("rtx3060:1GiB,vram=36"), path, n_gpu_layers=99)
-    assert card < half < cpu and card < slow
+
+    def seconds(card: str, n_gpu_layers: int) -> float:
+        sim = Simulation([card], cpu_rates=replace(CPU_RATES, gbs=10.0))
+        return modelled_seconds(sim, path, n_gpu_layers=n_gpu_layers)
+
+    cpu, half, all_layers = (seconds("rtx3060:1GiB", n) for n in (0, 2, 99))
+    assert all_layers < half < cpu
+    assert all_layers < seconds("rtx3060:1GiB,vram=36", 99)

@@ -9,7 +9,7 @@ import tiny
 from cli_process import Run
 
 HELLO = ("-p", "Hello", "-n", "6", "--temp", "0", "-fa", "off", "-c", "256")
-CARD = ("--sim-device", "rtx3060:1GiB")
+CARD = ("--sim-device", "rtx3060:4GiB")
 NOTE = "(modelled, not measured)"
 NUMBER = r"[\d.]+"
 
@@ -43,7 +43,7 @@ def test_the_run_ends_with_what_was_modelled(run: Run) -> None:
         told[0],
     )
     assert "CUDA0: NVIDIA GeForce RTX 3060 [simulated]: at most" in told[1]
-    assert "of 1024.0 MiB" in told[1] and " 0 kernels" not in told[1]
+    assert "of 4096.0 MiB" in told[1] and " 0 kernels" not in told[1]
     assert told[2].endswith(NOTE) and told[3].endswith(NOTE)
     (tokens, ms, rate) = re.findall(
         rf"generation (\d+) tokens in ({NUMBER}) ms, ({NUMBER})", told[0]
@@ -74,7 +74,7 @@ def test_devices_are_listed(run: Run) -> None:
     result = run("--list-devices", *CARD, "--sim-device", "h200,reserved=1GiB")
     assert result.out.splitlines() == [
         "Available devices:",
-        "  CUDA0: NVIDIA GeForce RTX 3060 [simulated] (1024 MiB, 896 MiB free)",
+        "  CUDA0: NVIDIA GeForce RTX 3060 [simulated] (4096 MiB, 3716 MiB free)",
         "  CUDA1: NVIDIA H200 [simulated] (144384 MiB, 143360 MiB free)",
     ]
 
@@ -103,5 +103,5 @@ def test_a_dry_run_knows_the_cards(run: Run) -> None:
     result = run("--dry-run", "--json", *CARD)
     plan = json.loads(result.out)
     card = plan["devices"][0]
-    assert (card["name"], card["simulated"], card["total"]) == ("CUDA0", True, 1 << 30)
+    assert (card["name"], card["simulated"], card["total"]) == ("CUDA0", True, 4 << 30)
     assert plan["modelled"]["tg_ms"] > 0
