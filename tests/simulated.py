@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyggml import build
-from pyggml.backend import Device, Usage, alloc_tensors, tensor_get, tensor_set
+from pyggml.backend import NO_LIMIT, Device, Usage, alloc_tensors, tensor_get, tensor_set
 from pyggml.backends.cuda.sim_clock import Bus, Clock
 from pyggml.backends.cuda.sim_driver import SimDriver
 from pyggml.backends.cuda.simulate import Simulation, parse_spec
@@ -22,15 +22,19 @@ CPU_RATES = Rates(gbs=40.0, gflops=100.0, node_latency=1e-6)
 WIDTH = 64
 
 
-def simulation(*specs: str, execute: str = "host", trace: bool = False) -> Simulation:
-    return Simulation(specs, execute, trace, cpu_rates=CPU_RATES)
+def simulation(
+    *specs: str, execute: str = "host", trace: bool = False, pinned_limit: int = NO_LIMIT
+) -> Simulation:
+    return Simulation(specs, execute, trace, cpu_rates=CPU_RATES, pinned_limit=pinned_limit)
 
 
-def sim_driver(*specs: str, dry: bool = False, trace: bool = False) -> SimDriver:
+def sim_driver(
+    *specs: str, dry: bool = False, trace: bool = False, pinned_limit: int = NO_LIMIT
+) -> SimDriver:
     """A driver alone, with a clock of its own."""
     bus = Bus(lambda: CPU_RATES.gbs)
     cards = [parse_spec(spec).card for spec in specs]
-    return SimDriver(cards, Clock(bus, trace=trace), dry=dry)
+    return SimDriver(cards, Clock(bus, trace=trace), dry=dry, pinned_limit=pinned_limit)
 
 
 def as_bytes(values: np.ndarray) -> memoryview:

@@ -91,7 +91,8 @@ class CudaBackend(Backend):
             try:
                 self._launch(known.launches)
             finally:
-                known.capture = self.stream.end_capture()
+                capture = self.stream.end_capture()
+            known.capture = capture
         known.capture.launch(self.stream)
         return Status.SUCCESS
 

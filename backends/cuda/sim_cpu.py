@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 
 from pyggml.backend import Backend, Buffer, BufferType, Device, Status
 from pyggml.backends.cpu.buffers import RepackBufferType
@@ -34,13 +35,17 @@ class SimCpuDevice(CpuDevice):
         super().__init__(library)
         self.clock = clock
         self.dry = dry
-        self.engine = CpuBackend(self)
         self._real = CpuDevice(library)
         self._given = rates
         self._measured: dict[ThreadParams, Rates] = {}
         if dry:
             self._plain = _DryHostBufferType(self)
             self._repack = _DryRepackBufferType(self)
+
+    @cached_property
+    def engine(self) -> CpuBackend:
+        """What computes; made when it is known how memory nodes are used."""
+        return CpuBackend(self)
 
     def init_backend(self) -> SimCpuBackend:  # type: ignore[override]  # it has such an engine
         return SimCpuBackend(self)

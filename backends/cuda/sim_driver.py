@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 
-from pyggml.backend import Memory
+from pyggml.backend import NO_LIMIT, Memory
 from pyggml.backends.cpu.memory import at_address, reserve
 from pyggml.backends.cuda.cards import Card
 from pyggml.backends.cuda.driver import (
@@ -22,11 +22,12 @@ from pyggml.backends.cuda.sim_memory import FAKE_SPACE, CardMemory, fake_address
 from pyggml.backends.cuda.sim_stream import Captured, SimCard, SimEvent, SimStream
 from pyggml.errors import OutOfMemory
 
-NO_LIMIT = 1 << 62
-
 
 class SimDriver:
-    """Simulated cards with one clock. `dry`: nothing is allocated, copied or computed."""
+    """Simulated cards with one clock. `dry`: nothing is allocated, copied or computed.
+
+    `pinned_limit`: bytes of host memory that can be pinned.
+    """
 
     is_simulated = True
 
@@ -203,7 +204,7 @@ def _card(index: int, card: Card, clock: Clock, *, dry: bool) -> SimCard:
     name = f"CUDA{index}"
     memory = CardMemory(name, card.memory, card.reserved, dry=dry)
     compute, h2d, d2h = (Unit(name, unit) for unit in ("compute", "H2D", "D2H"))
-    return SimCard(index, clock, card.rates, memory, compute, h2d, d2h)
+    return SimCard(clock, card.rates, memory, compute, h2d, d2h)
 
 
 def _mine(stream: DriverStream) -> SimStream:

@@ -6,7 +6,7 @@ the same bits here as on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ def work_of(graph: Graph) -> list[Tensor]:
 class SimExecutor:
     """Modelled launches; with an engine the last of them also computes what all should have."""
 
-    def __init__(self, rates: Rates, engine: CpuBackend | None) -> None:
+    def __init__(self, rates: Rates, engine: Callable[[], CpuBackend] | None) -> None:
         self.rates: Rates | None = rates
         self._engine = engine
 
@@ -46,15 +46,16 @@ class SimExecutor:
 
     def prepare(self, graph: Graph) -> None:
         if self._engine is not None:
-            self._engine.prepare(graph)
+            self._engine().prepare(graph)
 
     def launches(self, device: CudaDevice, graph: Graph) -> Sequence[Launch]:
         nodes = work_of(graph)
         _check_places(device, nodes)
         made = [Launch(f"{node.op_desc} {node.name}", node_cost(node)) for node in nodes]
         if made and self._engine is not None:
+            engine = self._engine()
             # holds the plan, not the graph: plans are dropped with their graphs
-            emulate = partial(self._engine.run, self._engine.plan(graph))
+            emulate = partial(engine.run, engine.plan(graph))
             made[-1] = Launch(made[-1].name, made[-1].cost, emulate)
         return made
 

@@ -41,7 +41,6 @@ class Counters:
 class SimCard:
     """Everything that belongs to one card."""
 
-    index: int
     clock: Clock
     rates: Rates
     memory: CardMemory
@@ -94,6 +93,8 @@ class SimStream:
 
     def push(self, work: Work) -> None:
         """Append work. Raises DeviceError after a fault."""
+        if self.captured is not None:
+            raise DeviceError(f"{self.card.name}: only launches can be captured")
         self._check()
         self._queue.append(work)
         self.submitted += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyggml import registry
-from pyggml.backend import Device
+from pyggml.backend import NO_LIMIT, Device
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cuda.cards import CARDS, GIB, MIB, Card
 from pyggml.backends.cuda.device import CudaDevice
@@ -146,8 +146,10 @@ class Simulation:
         trace: bool = False,
         *,
         cpu_rates: Rates | None = None,
+        pinned_limit: int = NO_LIMIT,
     ) -> None:
-        """`cpu_rates`: what the CPU reaches; None: measured on this machine when first needed."""
+        """`cpu_rates`: what the CPU reaches; None: measured on this machine when first needed.
+        `pinned_limit`: bytes of host memory that the driver can pin."""
         if execute not in EXECUTE:
             raise ConfigError(f"execute={execute!r}: one of {', '.join(EXECUTE)}")
         self.specs = tuple(parse_spec(s) if isinstance(s, str) else s for s in specs)
@@ -156,8 +158,9 @@ class Simulation:
         host = registry.cpu_device()
         assert isinstance(host, CpuDevice)
         self.cpu = SimCpuDevice(host.library, self.clock, cpu_rates, dry=dry)
-        self.driver = SimDriver([s.card for s in self.specs], self.clock, dry=dry)
-        engine = None if dry else self.cpu.engine
+        cards = [spec.card for spec in self.specs]
+        self.driver = SimDriver(cards, self.clock, dry=dry, pinned_limit=pinned_limit)
+        engine = None if dry else lambda: self.cpu.engine
         self.cards = [
             CudaDevice(self.driver, i, SimExecutor(spec.card.rates, engine), self.cpu)
             for i, spec in enumerate(self.specs)

@@ -167,8 +167,7 @@ def test_pinned_memory_is_host_memory() -> None:
 
 
 def test_without_pinned_memory_plain_memory_is_used(caplog: pytest.LogCaptureFixture) -> None:
-    sim = simulation(SPEC)
-    sim.driver._pinned_left = 4096
+    sim = simulation(SPEC, pinned_limit=4096)
     buft = sim.devices[0].host_buffer_type()
     assert buft is not None
     caplog.set_level(logging.WARNING)

@@ -130,8 +130,7 @@ def test_dry_memory_has_addresses_only() -> None:
 
 
 def test_pinned_memory_is_given_back() -> None:
-    driver = sim_driver(SPEC)
-    driver._pinned_left = 4096
+    driver = sim_driver(SPEC, pinned_limit=4096)
     first = driver.pinned(4096)
     assert driver.is_pinned(first[100:200]) and not driver.is_pinned(np.zeros(8, np.uint8))
     with pytest.raises(OutOfMemory):

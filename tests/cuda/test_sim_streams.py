@@ -159,6 +159,7 @@ def counting(numbers: np.ndarray) -> Launch:
 def test_a_captured_graph_is_recorded_and_runs_as_often_as_it_is_launched(trace: bool) -> None:
     driver = sim_driver(SPEC, trace=trace)
     stream, numbers, clock = driver.stream(0), np.zeros(4), driver.clock
+    address = driver.alloc(0, N)
 
     def step() -> None:
         for _ in range(20):
@@ -174,6 +175,8 @@ def test_a_captured_graph_is_recorded_and_runs_as_often_as_it_is_launched(trace:
         driver.alloc(0, 16)
     with pytest.raises(DeviceError, match="captured"):
         stream.synchronize()
+    with pytest.raises(DeviceError, match="only launches can be captured"):
+        driver.h2d(0, address, filled(driver, 1), stream)
     graph = stream.end_capture()
     stream.synchronize()
     assert (numbers == 20).all()
