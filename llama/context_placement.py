@@ -24,6 +24,7 @@ from pyggml.tensor import Tensor, new_tensor
 log = logging.getLogger("pyggml.context")
 
 MIB = 1 << 20
+_LESS_CACHE = ", --cache-type-k and -v, fewer --gpu-layers, or --no-kv-offload"
 SMALL_BATCH = 32  # below it, and when everything is on GPUs, norms run where their layer is
 
 
@@ -101,7 +102,7 @@ def place_memory(memory: Memory, model: Model, params: ContextParams) -> None:
         raise OutOfMemory(
             f"a context of {params.n_ctx} tokens needs {memory.nbytes / MIB:,.0f} MiB for keys and "
             f"values, which {', '.join(names)} does not have: use a smaller --ctx-size"
-            f"{'' if names == [placement.cpu.name] else ', --cache-type-k, or --no-kv-offload'}"
+            f"{'' if names == [placement.cpu.name] else _LESS_CACHE}"
             f"\n{e}"
         ) from e
     for cache in memory.caches:

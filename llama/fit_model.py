@@ -87,17 +87,19 @@ class Fit:
         if fitted.fits or not self.gpus:
             return
         experts = self.file.hparams.experts is not None
-        text = shortages(fitted.devices, self.devices, has_experts=experts)[0]
-        raise OutOfMemory(f"{text}\n{self._way_out(fitted) or fitted.problem}")
+        text = next(shortages(fitted.devices, self.devices, has_experts=experts))
+        raise OutOfMemory(f"{text}\n{self._way_out() or fitted.problem}")
 
-    def _way_out(self, fitted: Fitted) -> str:
-        """What would be chosen if the user had chosen nothing."""
+    def _way_out(self) -> str:
+        """What would be chosen if the user had not chosen what lies where; empty: nothing fits."""
         p = self.params.placement
         free = replace(p, n_gpu_layers=AUTO, tensor_split=(), rules=())
         if free == p:
             return ""
-        other = self._fit(free)
-        return f"this would fit: {other.command}" if other.fits else ""
+        found = self._fit(free)
+        if found.problem:  # better without a margin than not at all
+            found = self._fit(replace(free, fit_target=(0,)))
+        return f"this would fit: {found.command}" if found.fits else ""
 
 
 def cache_width(hp: HParams) -> int:

@@ -126,4 +126,4 @@ def _fill(sizes: Sequence[int], room: Sequence[int]) -> list[int]:
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:,.0f} MiB"
+    return f"{nbytes / MIB:,.1f} MiB"
