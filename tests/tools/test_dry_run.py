@@ -155,3 +155,52 @@ def test_json_is_a_form_of_plans(run: Run, tiny_models: dict[str, str]) -> None:
     result = run("-m", tiny_models["llama"], "--json", "-p", "hello")
     assert result.code == 1
     assert result.err == "error: --json is the form of a plan: give --dry-run as well\n"
+
+
+# ---------------------------------------------------------------- 671 billion weights
+@pytest.fixture(scope="module")
+def r1(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_header(tmp_path_factory.mktemp("r1") / "r1.gguf", "deepseek-r1"))
+
+
+LINES = {
+    "all layers, experts on the CPU": ("-ngl", "99", "-ot", "exps=CPU"),
+    "some layers, quantized keys": (
+        *("-ngl", "24", "-ot", r"\.ffn_.*_exps\.=CPU", "-ctk", "q8_0", "-ctv", "q8_0"),
+    ),
+    "gate of two layers on the card": (
+        *("-ngl", "62", "-ot", r"\.(3|4)\.ffn_gate_exps=CUDA0", "-ot", "exps=CPU"),
+    ),
+}
+
+
+@pytest.mark.parametrize("flags", LINES.values(), ids=LINES.keys())
+def test_a_card_for_a_model_that_is_far_too_large(
+    run: Run, r1: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "memory", lambda self: Memory(500 << 30, 512 << 30))
+    lines = ("-m", r1, "-c", "8192", "--sim-device", "rtx3090", *flags, "--dry-run")
+    result = run(*lines)
+    assert (result.code, result.err) == (0, "")
+    assert re.search(r"\|   - CUDA0 \(RTX 3090 \[simulated\]\) +\| 24576 = +\d+ \+", result.out)
+    assert re.search(r"\|   - Host +\| +3\d{5} = 3\d{5} \+", result.out)
+    modelled = r"modelled, .* pp [\d.]+ ms for 512 tokens \([\d.]+ t/s\), tg [\d.]+ ms .* t/s\)"
+    assert re.fullmatch(modelled, result.out.splitlines()[-1])
+    found = json.loads(run(*lines, "--json").out)
+    assert sum(rule["tensors"] for rule in found["rules"]) == 3 * 58
+    experts = [t for t in found["tensors"] if "_exps" in t["name"]]
+    assert sum(rule["bytes"] for rule in found["rules"]) == sum(t["bytes"] for t in experts)
+    cuda, cpu = found["devices"]
+    assert cuda["model"] + cpu["model"] == pytest.approx(sum(t["bytes"] for t in found["tensors"]))
+    assert cuda["free"] > 0 and cuda["model"] < 16 << 30
+
+
+def test_experts_on_the_cpu_ask_two_cards_for_no_more_than_one(run: Run, r1: str) -> None:
+    def computing(*cards: str) -> list[int]:
+        given = [flag for card in cards for flag in ("--sim-device", card)]
+        found = plan(run, "-m", r1, "-c", "8192", *given, "-ngl", "99", "-ot", "exps=CPU")
+        return [d["compute"] for d in found["devices"]]
+
+    one, two = computing("rtx3090"), computing("rtx3090", "rtx3090")
+    # evaluations in flight would want copies of all experts, which are 366 GiB, per card
+    assert max(two) < 2 * max(one) < 10 << 30
