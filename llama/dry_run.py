@@ -9,7 +9,7 @@ from typing import Any
 
 from pyggml.backend import Buffer, buffer_of
 from pyggml.errors import UserError
-from pyggml.estimate import estimate
+from pyggml.estimate import DeviceTime, Estimate, estimate
 from pyggml.llama.context import Context, GraphSize
 from pyggml.llama.loader import Model
 from pyggml.llama.memory_table import DeviceUse, MemoryTable, memory_table
@@ -50,24 +50,32 @@ class RulePlace:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """Milliseconds, computed and not measured: of a full ubatch and of a single token.
+    """Times that are computed and not measured, of a full ubatch (pp) and of a single token (tg).
 
     Both attend to a memory that is full (n_ctx).
     """
 
     n_tokens: int  # of the ubatch
-    pp_ms: float
-    tg_ms: float
+    pp: Estimate
+    tg: Estimate
+
+    @property
+    def pp_ms(self) -> float:
+        return 1e3 * self.pp.seconds
+
+    @property
+    def tg_ms(self) -> float:
+        return 1e3 * self.tg.seconds
 
     @property
     def pp_rate(self) -> float:
         """Tokens per second."""
-        return 1e3 * self.n_tokens / self.pp_ms
+        return self.n_tokens / self.pp.seconds
 
     @property
     def tg_rate(self) -> float:
         """Tokens per second."""
-        return 1e3 / self.tg_ms
+        return 1.0 / self.tg.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ def _buffer(tensor: Tensor) -> Buffer:
 def _modelled(context: Context) -> Modelled | None:
     n_tokens = min(context.params.n_ctx, context.params.n_ubatch)
     try:
-        pp, tg = (1e3 * estimate(context.plan_graph(n)[0]).seconds for n in (n_tokens, 1))
+        pp, tg = (estimate(context.plan_graph(n)[0]) for n in (n_tokens, 1))
     except UserError:
         return None
     return Modelled(n_tokens, pp, tg)
@@ -175,17 +183,41 @@ def report(model: Model, plan: DryRun) -> Iterator[str]:
     """The plan in lines."""
     yield f"{model.hparams.name or model.gguf.path.name} · {model.description}"
     yield from plan.memory.lines()
-    for rule in plan.rules:
-        places = ", ".join(f"{n / MIB:,.1f} MiB in {name}" for name, n in rule.places.items())
-        yield f"{rule.rule}: {rule.tensors} tensors{', ' + places if places else ''}"
+    yield from _places(plan)
     yield f"graph: pp {_size(plan.pp)}, tg {_size(plan.tg)}"
     if plan.modelled is not None:
         m = plan.modelled
-        yield (
-            f"modelled, with a full context: pp {m.pp_ms:.1f} ms for {m.n_tokens} tokens "
-            f"({m.pp_rate:.1f} t/s), tg {m.tg_ms:.1f} ms for one ({m.tg_rate:.2f} t/s)"
-        )
+        yield f"modelled pp: {m.n_tokens} tokens in {m.pp_ms:,.1f} ms, {m.pp_rate:,.2f} t/s"
+        yield from (f"  {_device_time(d)}" for d in m.pp.devices)
+        yield f"modelled tg: 1 token in {m.tg_ms:,.1f} ms, {m.tg_rate:,.2f} t/s"
+        yield from (f"  {_device_time(d)}" for d in m.tg.devices)
+
+
+def _places(plan: DryRun) -> Iterator[str]:
+    """Where everything lies, by buffer type."""
+    for what, things in (("weights", plan.tensors), ("keys and values", plan.kv)):
+        found = Counter[str]()
+        for thing in things:
+            found[thing.buffer] += thing.bytes
+        yield f"{what}: {_listed(found)}"
+    for rule in plan.rules:
+        text = f"{rule.rule}: {rule.tensors} {'tensor' if rule.tensors == 1 else 'tensors'}"
+        yield f"{text}, {_listed(rule.places)}" if rule.places else text
+
+
+def _listed(places: Mapping[str, int]) -> str:
+    return ", ".join(f"{n / MIB:,.1f} MiB in {name}" for name, n in places.items())
+
+
+def _device_time(d: DeviceTime) -> str:
+    text = f"{d.name} computes {1e3 * d.compute:,.1f} ms in {_splits(d.n_splits)}"
+    got, given = d.h2d_bytes / MIB, (d.d2h_bytes + d.peer_bytes) / MIB
+    return f"{text}, gets {got:,.1f} MiB, gives {given:,.1f} MiB" if got or given else text
 
 
 def _size(size: GraphSize) -> str:
-    return f"{size.nodes} nodes in {size.splits} {'split' if size.splits == 1 else 'splits'}"
+    return f"{size.nodes} nodes in {_splits(size.splits)}"
+
+
+def _splits(n: int) -> str:
+    return "1 split" if n == 1 else f"{n} splits"

@@ -134,8 +134,12 @@ def test_text_for_people(run: Run, tmp_path: Path) -> None:
     assert lines[1].startswith("| memory breakdown [MiB] | total   free ")
     assert re.match(r"\|   - Host +\| .* = +\d+ \+ +384 \+ +\d+ ", lines[2])
     assert "graph: pp 2886 nodes in 1 split, tg 2886 nodes in 1 split" in lines
-    modelled = r"modelled, with a full context: pp [\d.]+ ms for 512 tokens \([\d.]+ t/s\), tg .*"
-    assert re.fullmatch(modelled, lines[-1])
+    weights = r"^weights: [\d,.]+ MiB in CPU_Mapped, [\d,.]+ MiB in CPU_REPACK$"
+    assert re.search(weights, result.out, re.MULTILINE)
+    assert "keys and values: 384.0 MiB in CPU" in lines
+    assert re.fullmatch(r"modelled pp: 512 tokens in [\d,.]+ ms, [\d,.]+ t/s", lines[-4])
+    assert re.fullmatch(r"modelled tg: 1 token in [\d,.]+ ms, [\d,.]+ t/s", lines[-2])
+    assert re.fullmatch(r"  CPU computes [\d,.]+ ms in 1 split", lines[-1])
 
 
 def test_what_does_not_fit_is_told_with_what_helps(
@@ -184,8 +188,12 @@ def test_a_card_for_a_model_that_is_far_too_large(
     assert (result.code, result.err) == (0, "")
     assert re.search(r"\|   - CUDA0 \(RTX 3090 \[simulated\]\) +\| 24576 = +\d+ \+", result.out)
     assert re.search(r"\|   - Host +\| +3\d{5} = 3\d{5} \+", result.out)
-    modelled = r"modelled, .* pp [\d.]+ ms for 512 tokens \([\d.]+ t/s\), tg [\d.]+ ms .* t/s\)"
-    assert re.fullmatch(modelled, result.out.splitlines()[-1])
+    for line in (
+        r"modelled pp: 512 tokens in [\d,.]+ ms, [\d.]+ t/s",
+        r"modelled tg: 1 token in [\d,.]+ ms, [\d.]+ t/s",
+        r"  CUDA0 computes [\d,.]+ ms in \d+ splits, gets [\d,.]+ MiB, gives [\d,.]+ MiB",
+    ):
+        assert re.search(f"^{line}$", result.out, re.MULTILINE), line
     found = json.loads(run(*lines, "--json").out)
     assert sum(rule["tensors"] for rule in found["rules"]) == 3 * 58
     experts = [t for t in found["tensors"] if "_exps" in t["name"]]
