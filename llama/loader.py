@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyggml import registry
 from pyggml.backend import Buffer, BufferType, Device, DeviceType, Usage, alloc_tensors
-from pyggml.errors import ConfigError, ModelError
+from pyggml.errors import ConfigError, ModelError, OutOfMemory
 from pyggml.gguf import Gguf, GgufPart, GgufTensor, Metadata, Override, open_gguf
 from pyggml.llama import architectures
 from pyggml.llama.architectures import Architecture
@@ -377,6 +377,21 @@ class _Loading:
         assert buffer is not None
         return buffer
 
+    def _allocate(self, buft: BufferType, tensors: Sequence[Tensor]) -> Buffer | None:
+        try:
+            return self.alloc(tensors, buft)
+        except OutOfMemory as e:
+            raise OutOfMemory(f"the weights do not fit: {e}\n{self._way_out(buft)}") from e
+
+    def _way_out(self, buft: BufferType) -> str:
+        """What helps if a buffer type has no room for its weights."""
+        if buft.device.type != DeviceType.CPU:
+            return "what helps: fewer --gpu-layers, experts on the CPU (--n-cpu-moe)"
+        if buft is not buft.device.buffer_type():
+            return "what helps: --no-repack leaves them in the mapped file, or a smaller model"
+        mapped = "" if self.use_mmap else "--load-mode mmap leaves them in the file, or "
+        return f"what helps: {mapped}a smaller model"
+
     def _copy(self, placed: Sequence[_Placed]) -> None:
         """Allocate one buffer per buffer type and write the data, biggest tensors first.
 
@@ -385,7 +400,7 @@ class _Loading:
         bufts = sorted(dict.fromkeys(p.buft for p in placed), key=lambda b: (b.is_host, b.name))
         for buft in bufts:
             mine = [p for p in placed if p.buft is buft]
-            buffer = self.alloc([p.tensor for p in mine], buft)
+            buffer = self._allocate(buft, [p.tensor for p in mine])
             if buffer is not None:
                 self.model.buffers.append(buffer)
             if self.model.no_alloc:

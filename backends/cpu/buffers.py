@@ -107,8 +107,10 @@ def _reserve(buft: BufferType, size: int, *, huge: bool = False) -> Bytes:
             raise MemoryError
         return reserve(size, huge=huge)
     except (MemoryError, OSError, OverflowError) as e:
+        missing = f", {_mib(size - free)} are missing" if size > free else ""
         raise OutOfMemory(
-            f"a {buft.name} buffer of {_mib(size)} does not fit into memory: {_mib(free)} are free"
+            f"a {buft.name} buffer of {_mib(size)} does not fit into memory: "
+            f"{_mib(free)} are free{missing}"
         ) from e
 
 
