@@ -121,6 +121,11 @@ def test_the_bus_never_delivers_more_than_it_has(wanted: list[tuple[float, float
         assert rate <= others <= 1e9 * gbs * (1 + 1e-6)
 
 
+def test_no_link_is_faster_than_host_memory() -> None:
+    c = clock(10.0)
+    assert c.copy(Unit("CUDA0", "H2D"), 0.0, 0.5, "H2D", 20_000_000_000) == pytest.approx(2.0)
+
+
 def test_copies_slow_the_processor_down() -> None:
     def computing(copied: int) -> float:
         c = clock(10.0)

@@ -109,6 +109,15 @@ def test_events_order_two_cards() -> None:
     assert (dst == 4).all()
 
 
+def test_freeing_waits_for_work_on_the_card() -> None:
+    driver = sim_driver(SPEC)
+    stream, address, dst = driver.stream(0), driver.alloc(0, N), filled(driver, 0)
+    driver.memset(0, address, 3, N, stream)
+    driver.d2h(0, dst, address, stream)
+    driver.free(0, address)
+    assert (dst == 3).all()
+
+
 # ---------------------------------------------------------------- what goes wrong
 def failing(error: Exception) -> Launch:
     def emulate() -> None:
