@@ -183,7 +183,7 @@ class _Fit:
     def _result(self, params: PlacementParams, problem: str = "") -> Fitted:
         devices = self.measure(params)
         if not problem and not self._is_enough(devices):
-            problem = "no placement leaves as much memory free as is wanted"
+            problem = "no placement leaves as much free as --fit-target asks for"
         changed = params != self.params or self.n_ctx != self.n_ctx_wanted
         return Fitted(params, self.n_ctx, devices, changed, problem)
 
@@ -237,7 +237,8 @@ class _Fit:
         ]
         if not given:
             return ""
-        return f"what was given is not changed: {', '.join(given[:3])}{' ...' * (len(given) > 3)}"
+        some = f"{', '.join(given[:3])}{' ...' * (len(given) > 3)}"
+        return f"less is free than --fit-target asks for, but what was given stays: {some}"
 
     # ------------------------------------------------------------ layers
     def _distribute(self, devices: tuple[DeviceUse, ...]) -> PlacementParams:

@@ -185,7 +185,7 @@ def test_layers_that_were_given_stay_but_the_context_shrinks(
 
 def test_a_problem_without_a_way_out_is_told() -> None:
     found = Machine((900,)).fit(1024)
-    assert found.problem == "no placement leaves as much memory free as is wanted"
+    assert found.problem == "no placement leaves as much free as --fit-target asks for"
     assert found.fits  # there is no margin left, but nothing is missing
     assert not Machine((50,)).fit(1024, n_gpu_layers=ALL_LAYERS).fits
 
