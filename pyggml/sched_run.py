@@ -42,7 +42,7 @@ class _Step:
     backend: Backend
     event: Event | None
     inputs: list[_Input]
-    results: list[tuple[_Input, Callable[[], None]]]  # what copies them back
+    results: list[Callable[[], None]]  # copy inputs back
 
     def wait_on_host(self) -> None:
         """Until the backend has done the work before the event's last record."""
@@ -75,7 +75,7 @@ class Run:
             is_graph_input = bool(int(tensor.flags) & _INPUT)
             move = copier(tensor, copy)
             inputs.append(_Input(tensor, copy, home, is_graph_input, has_experts, move))
-        results = [(inputs[i], copier(inputs[i].copy, inputs[i].tensor)) for i in split.results]
+        results = [copier(inputs[i].copy, inputs[i].tensor) for i in split.results]
         return _Step(split, backends[split.backend_id], event, inputs, results)
 
     def run(self, callback: EvalCallback | None) -> Status:
@@ -93,9 +93,8 @@ class Run:
             status = _compute(step, callback)
             if status != Status.SUCCESS:
                 return status
-            for item, move in step.results:
+            for move in step.results:
                 step.backend.synchronize()
-                item.home.synchronize()
                 move()
             if step.event is not None:
                 step.backend.event_record(step.event)
@@ -110,14 +109,16 @@ class Run:
             step.wait_on_host()
             item.move()
             return
-        backend = step.backend
-        if step.event is not None:
-            backend.event_wait(step.event)
-        else:
-            backend.synchronize()
+        if step.event is None:
+            step.backend.synchronize()
         if item.has_experts:
             self._experts.copy(step.split, index, item.copy)
-        elif not backend.copy_async(item.home, item.tensor, item.copy):
+            return
+        if step.event is not None:
+            # the copy may be made in the stream of its source. ggml lets the split's own backend
+            # wait here, which orders nothing
+            item.home.event_wait(step.event)
+        if not step.backend.copy_async(item.home, item.tensor, item.copy):
             item.home.synchronize()
             step.wait_on_host()
             item.move()

@@ -203,12 +203,15 @@ class FakeBackend(Backend):
     def _on_host(self, tensor: Tensor) -> Tensor:
         """The tensor at the true address of its bytes; only of memory that this device reads."""
         buffer = buffer_of(tensor)
-        assert isinstance(buffer, FakeBuffer), f"{tensor!r} has no memory"
+        assert buffer is not None, f"{tensor!r} has no memory"
         assert self.supports_buft(buffer.buft), f"{self.name} cannot read {tensor!r}"
         shadow = Tensor(
             tensor.type, tensor.ne, tensor.nb, op=tensor.op, params=tensor.params, name=tensor.name
         )
-        shadow.data = buffer.window(tensor, 0, tensor.nbytes).ctypes.data
+        shadow.data = 0
+        if not tensor.is_empty:
+            assert isinstance(buffer, FakeBuffer)
+            shadow.data = buffer.window(tensor, 0, tensor.nbytes).ctypes.data
         return shadow
 
     def set_async(self, tensor: Tensor, data: memoryview, offset: int = 0) -> None:
@@ -229,19 +232,18 @@ class FakeBackend(Backend):
         if not src_backend.device.peer_copies:
             return False
         self._note(f"copy {src.name}")
-        before = src_backend.submitted
         bounce = bytearray(src.nbytes)
         source, target = buffer_of(src), buffer_of(dst)
         assert source is not None and target is not None
 
         def copy() -> None:
-            src_backend.run_until(before)
             source.get(src, memoryview(bounce))
             target.set(dst, memoryview(bounce))
 
-        self.submit(copy)
-        after = self.submitted
-        src_backend.submit(lambda: self.run_until(after))
+        # as on CUDA in the source's stream: it does not wait for what else the target has to do
+        src_backend.submit(copy)
+        after = src_backend.submitted
+        self.submit(lambda: src_backend.run_until(after))
         return True
 
     def event_record(self, event: Event) -> None:

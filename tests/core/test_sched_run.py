@@ -188,6 +188,28 @@ def test_parallel_evaluations_have_their_own_copies() -> None:
         np.testing.assert_array_equal(np.frombuffer(out, np.float32), expected)
 
 
+def test_copies_wait_for_earlier_evaluations_of_their_target() -> None:
+    """The second device gets no inputs of the graph, for which the host would wait."""
+    first, second, host, _ = late_pair(has_events=True, peer_copies=True)
+    sched = scheduler(first, second, host, parallel=True)
+    w0, w1 = weight(first, 4, name="w0"), weight(second, 4, name="w1", seed=1)
+    results = []
+    for i in range(6):
+        sched.reset()
+        x = input_leaf(4, name="x")
+        y = build.mul(build.mul(x, w0), w1)
+        graph = place(sched, y)
+        write(x, np.full(4, i + 1))
+        sched.graph_compute_async(graph)
+        results.append(bytearray(16))
+        sched.backends[1].get_async(y, memoryview(results[-1]))
+        sched.backends[0].synchronize()  # the first device is far ahead of the second
+    sched.synchronize()
+    for i, out in enumerate(results):
+        expected = (np.float32(i + 1) * read(w0) * read(w1)).ravel()
+        np.testing.assert_array_equal(np.frombuffer(out, np.float32), expected)
+
+
 def test_parallel_copies_include_inputs_that_nobody_reads() -> None:
     gpu, host = FakeDevice("CUDA0", has_events=True), cpu()
     sched = scheduler(gpu, host, parallel=True)

@@ -116,6 +116,20 @@ def test_only_used_experts_are_copied(late: bool) -> None:
     np.testing.assert_array_equal(result, run_moe(scheduler(host), host, used))
 
 
+def test_ids_are_read_again_for_every_evaluation() -> None:
+    host = cpu()
+    gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
+    sched = scheduler(gpu, host)
+    x, ids, nodes = moe(host, [[0]])
+    graph = place(sched, *nodes)
+    write(x, np.ones((1, 1, 4)))
+    for expert in (3, 6):
+        write(ids, [[expert]])
+        sched.graph_compute(graph)
+        gate = next(t for t in graph.leafs if t.name == "gate")
+        np.testing.assert_allclose(read(nodes[0]).ravel(), read(gate)[0, expert].sum(-1), rtol=1e-5)
+
+
 def test_absent_experts_are_not_copied() -> None:
     host = cpu()
     gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
@@ -196,19 +210,41 @@ def test_no_tokens_copy_no_experts() -> None:
     assert not any(" set " in t for t in host.trace)
 
 
-def test_experts_outside_host_weights_are_copied_whole() -> None:
+@pytest.mark.parametrize("computed", [False, True])
+def test_experts_that_are_no_weights_are_copied_whole(computed: bool) -> None:
     host = cpu()
     gpu = FakeDevice("CUDA0")
     gpu.trace = host.trace
-    experts = input_leaf(4, 4, N_EXPERT, name="experts")
-    ids = new_tensor(I32, 1, 1, name="ids").as_input()
-    y = build.mul_mat_id(experts, input_leaf(4, 1, 1, name="x"), ids)
+    given = input_leaf(4, 4, N_EXPERT, name="experts")
+    x, ids = input_leaf(4, 1, 1, name="x"), new_tensor(I32, 1, 1, name="ids").as_input()
+    experts = build.scale(given, 1.0) if computed else given
+    y = build.mul_mat_id(experts, x, ids)
     sched = scheduler(gpu, host)
+    sched.set_tensor_backend(experts, sched.backends[1])
     sched.set_tensor_backend(y, sched.backends[0])
     graph = place(sched, y)
-    write(experts, np.ones((N_EXPERT, 4, 4)))
+    assert names(sched)[-1][0] == "CUDA0"
+    write(given, np.ones((N_EXPERT, 4, 4)))
     write(ids, [[3]])
-    write(y.src[1] and graph.leafs[1], np.ones((1, 1, 4)))
+    write(x, np.ones((1, 1, 4)))
     sched.graph_compute(graph)
     np.testing.assert_array_equal(read(y).ravel(), [4] * 4)
     assert not any(" set " in t for t in host.trace)
+
+
+def test_weights_of_another_device_are_copied_whole() -> None:
+    """Only the host's memory can be read in parts without the device that has it."""
+    first, second, host = FakeDevice("CUDA0"), FakeDevice("CUDA1", peer_copies=True), cpu()
+    first.peer_copies = True
+    second.trace = first.trace
+    x, ids = input_leaf(4, 1, 1, name="x"), new_tensor(I32, 1, 1, name="ids").as_input()
+    experts = weight(first, 4, 4, N_EXPERT, name="experts")
+    y = build.mul_mat_id(experts, x, ids)
+    sched = scheduler(first, second, host)
+    sched.set_tensor_backend(y, sched.backends[1])
+    graph = place(sched, y)
+    write(ids, [[3]])
+    write(x, np.ones((1, 1, 4)))
+    sched.graph_compute(graph)
+    np.testing.assert_allclose(read(y).ravel(), read(experts)[0, 3].sum(-1), rtol=1e-5)
+    assert "CUDA1 copy experts" in second.trace
