@@ -120,7 +120,6 @@ class Run:
             item.home.event_wait(step.event)
         if not step.backend.copy_async(item.home, item.tensor, item.copy):
             item.home.synchronize()
-            step.wait_on_host()
             item.move()
 
 
@@ -175,22 +174,23 @@ class _UsedExperts:
 
     def _read_used(self, split: Split, index: int, ids: Tensor) -> list[int]:
         """The experts in `ids`, sorted, read where the ids are already known. Raises IdError."""
-        backend_id = split.backend_id
+        if ids is self._ids:
+            return self._used
+        source, backend_id = ids, split.backend_id
         for later in range(index + 1, len(split.inputs)):
             if self.cut.copy_of(split, later) is ids:  # not copied yet
-                ids = split.inputs[later]
-                backend_id = self.cut.assignment.ids[ids]
+                source = split.inputs[later]
+                backend_id = self.cut.assignment.ids[source]
                 break
-        if ids is not self._ids:
-            raw = bytearray(ids.nbytes)
-            self.backends[backend_id].get_async(ids, memoryview(raw))
-            self.backends[backend_id].synchronize()
-            shape, strides = (ids.ne[1], ids.ne[0]), (ids.nb[1], ids.nb[0])
-            table: npt.NDArray[np.int32] = np.ndarray(shape, np.int32, raw, strides=strides)
-            used = np.unique(table)
-            check_ids(split.graph.nodes[0], used)
-            self._used = used[used != ABSENT].tolist()
-            self._ids = ids
+        raw = bytearray(source.nbytes)
+        self.backends[backend_id].get_async(source, memoryview(raw))
+        self.backends[backend_id].synchronize()
+        shape, strides = (ids.ne[1], ids.ne[0]), (ids.nb[1], ids.nb[0])
+        table: npt.NDArray[np.int32] = np.ndarray(shape, np.int32, raw, strides=strides)
+        used = np.unique(table)
+        check_ids(split.graph.nodes[0], used)
+        self._used = used[used != ABSENT].tolist()
+        self._ids = ids
         return self._used
 
 
