@@ -22,6 +22,8 @@ from pyggml.backends.cuda.sim_memory import FAKE_SPACE, CardMemory, fake_address
 from pyggml.backends.cuda.sim_stream import Captured, SimCard, SimEvent, SimStream
 from pyggml.errors import OutOfMemory
 
+STAGED = 64 << 10  # larger copies from memory that is not pinned are awaited
+
 
 class SimDriver:
     """Simulated cards with one clock. `dry`: nothing is allocated, copied or computed.
@@ -108,8 +110,10 @@ class SimDriver:
         if self.dry:
             return
         # what is pinned is read when the copy runs: who overwrites it too early shall see that
-        data = src if pinned else src.copy()
+        data = src.copy() if not pinned and n <= STAGED else src
         stream.push(lambda: _move(dst, data.ctypes.data, n, data))
+        if not pinned and n > STAGED:
+            stream.run_to(stream.submitted)
 
     def d2h(self, device: int, dst: HostBytes, src: int, stream: DriverStream) -> None:
         card, n, pinned = self.cards[device], dst.nbytes, self.is_pinned(dst)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from simulated import sim_driver
 
+from pyggml.backends.cpu.memory import at_address
 from pyggml.backends.cuda.driver import DeviceError, Launch
-from pyggml.backends.cuda.sim_driver import SimDriver
+from pyggml.backends.cuda.sim_driver import STAGED, SimDriver
 from pyggml.cost import Cost
 from pyggml.errors import IdError
 
@@ -50,6 +51,17 @@ def test_a_plain_source_is_copied_at_the_call() -> None:
     driver.d2h(0, dst, address, stream)
     stream.synchronize()
     assert (dst == 7).all()
+
+
+@pytest.mark.parametrize("size", [STAGED, STAGED + 1])
+def test_large_plain_sources_are_waited_for(size: int) -> None:
+    driver = sim_driver(SPEC)
+    stream, address = driver.stream(0), driver.alloc(0, size)
+    driver.h2d(0, address, np.full(size, 7, np.uint8), stream)
+    arrived = at_address(address, size)
+    assert (arrived == 7).all() == (size > STAGED)
+    stream.synchronize()
+    assert (arrived == 7).all()
 
 
 def test_a_copy_into_plain_memory_waits() -> None:
