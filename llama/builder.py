@@ -187,7 +187,7 @@ class Builder:
         hp = self.hp
         scaling = hp.rope_of(il)
         params = rope_params(hp, scaling)
-        factors = rope_factors(w, self.n_ctx > scaling.n_ctx_orig)
+        factors = rope_factors(w.layers[il], self.n_ctx > scaling.n_ctx_orig)
         return build.rope_ext(x, self.inputs.pos, factors, params)
 
     def temper(self, q: Tensor, il: int) -> Tensor:
@@ -352,9 +352,9 @@ def shift_params(hp: HParams, scaling: RopeScaling) -> RopeParams:
     return replace(rope_params(hp, scaling), attn_factor=1.0 / _own_magnitude(scaling))
 
 
-def rope_factors(w: Weights, is_long: bool) -> Tensor | None:
+def rope_factors(layer: Layer, is_long: bool) -> Tensor | None:
     """Frequency factors: rope_freqs, else longrope's pair chosen by the context's length."""
-    freqs = w.get("rope_freqs.weight")
+    freqs = layer.get("rope_freqs.weight")
     if freqs is not None:
         return freqs
-    return w.get("rope_factors_long.weight" if is_long else "rope_factors_short.weight")
+    return layer.get("rope_factors_long.weight" if is_long else "rope_factors_short.weight")

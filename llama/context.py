@@ -451,7 +451,8 @@ class Context:
             heads = (head - hp.rope_offset, hp.n_head_kv[il], size)
             strides = k.type.row_size(head), k.nb[1]
             view = build.view(k, heads, strides, k.type.row_size(hp.rope_offset))
-            factors = rope_factors(self.model.weights, self.params.n_ctx > scaling.n_ctx_orig)
+            layer = self.model.weights.layers[il]
+            factors = rope_factors(layer, self.params.n_ctx > scaling.n_ctx_orig)
             # rope computes in F32 or F16, and turned keys are turned back for it
             keys = view if k.type in (GGMLType.F32, GGMLType.F16) else build.cast(view, build.F32)
             moved = build.rope_ext(rotate(keys, rot), shift, factors, shift_params(hp, scaling))

@@ -255,6 +255,7 @@ def _match(gguf: Gguf, arch: str, want_list: WantList) -> list[tuple[Want, GgufT
     found = []
     wants = [want for want in want_list if not (want.unless and want.unless in gguf.tensors)]
     unknown = gguf.tensors.keys() - {want.name for want in wants}
+    unknown -= {want.duplicate_of for want in wants}
     ignored = {name for name in unknown if name.startswith(tuple(want_list.ignored))}
     unknown -= ignored
     for name in sorted(ignored):
@@ -317,6 +318,7 @@ class _Loading:
         self.total = sum(p.source.nbytes for p in placed) or 1
         self.done = 0
         self.alloc = plan_tensors if model.no_alloc else alloc_tensors
+        self.checked: set[str] = set()  # names in the file
         self.copied: list[str] = []  # what was written into each buffer type but plain memory
 
     def run(self) -> None:
@@ -346,8 +348,12 @@ class _Loading:
 
     def _why_in_rows(self) -> str:
         where = "the file's mapping" if any(map(self._can_map, self.placed)) else "plain memory"
-        reason = "no weight can be" if self.params.repack else "off"
-        return f"{reason}, rows are read from {where}"
+        if not self.params.repack:
+            return f"off, rows are read from {where}"
+        placement = self.model.placement
+        pinned = any(d.host_buffer_type() for d in placement.gpus)
+        hint = "" if placement.params.no_host or not pinned else " (--no-host lets the CPU repack)"
+        return f"no weight is, rows are read from {where}{hint}"
 
     def _can_map(self, p: _Placed) -> bool:
         device = p.buft.device
@@ -431,8 +437,9 @@ class _Loading:
     def _finish(self, p: _Placed) -> None:
         if self.model.no_alloc:
             return
-        is_tied = p.source.name != p.want.name  # it is checked under its own name
-        if p.want.checked or (self.params.check_tensors and not is_tied):
+        wanted = p.want.checked or self.params.check_tensors
+        if wanted and p.source.name not in self.checked:
+            self.checked.add(p.source.name)
             check_data(self.model.gguf, p.source)
         self.done += p.source.nbytes
         if not self.progress(min(1.0, self.done / self.total)):

@@ -17,7 +17,8 @@ class Want:
     """One tensor that an architecture reads from its file.
 
     `op` is the operation that uses it: a buffer type must support it (llama.cpp's probe).
-    `duplicate_of` names the tensor whose data is used if this one is missing (tied output),
+    `duplicate_of` names the tensor whose data is used if this one is missing (tied output, or one
+    for all layers),
     `unless` one that replaces it: a file that has that tensor needs this one no more. `checked`:
     its values must be numbers, --check-tensors or not.
     """
@@ -113,10 +114,17 @@ class WantList:
         if bias:
             self.add(f"{blk}.bias", n_out, op=Op.ADD, required=False, layer=il, unless=unless)
 
-    def rope_factors(self, n_rot: int) -> None:
-        """Optional per-frequency factors (Llama 3: rope_freqs; longrope: long and short)."""
-        for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
-            self.add(f"{name}.weight", n_rot // 2, op=Op.ROPE, required=False)
+    def rope_factors(self, hp: HParams) -> None:
+        """Optional per-frequency factors (Llama 3: rope_freqs; longrope: long and short).
+
+        The file has one tensor for all layers; each layer gets its own, on the layer's device.
+        """
+        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+            for il in range(hp.n_layer):
+                own, ne = f"blk.{il}.{name}", (hp.n_rot // 2,)
+                self.wants.append(
+                    Want(own, ne, Op.ROPE, required=False, layer=il, duplicate_of=name)
+                )
 
     def attention(self, il: int, hp: HParams, *, bias: bool = False, fused: bool = True) -> None:
         """attn_q, attn_k, attn_v and attn_output; with `fused` attn_qkv may replace three."""

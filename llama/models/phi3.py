@@ -25,7 +25,7 @@ def hparams(kv: Metadata) -> HParams:
 def weights(hp: HParams) -> WantList:
     want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
-    want.rope_factors(hp.n_rot)
+    want.rope_factors(hp)
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)

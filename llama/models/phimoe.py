@@ -21,7 +21,7 @@ def weights(hp: HParams) -> WantList:
     want.embeddings(hp.n_embd, hp.n_vocab)
     want.add("output_norm.bias", hp.n_embd, op=Op.ADD, layer=OUTPUT)
     want.add("output.bias", hp.n_vocab, op=Op.ADD, layer=OUTPUT)
-    want.rope_factors(hp.n_rot)
+    want.rope_factors(hp)
     for il in range(hp.n_layer):
         want.attention(il, hp, bias=True)
         for name in ("attn_norm", "ffn_norm"):

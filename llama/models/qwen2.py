@@ -16,7 +16,7 @@ def weights(hp: HParams) -> WantList:
     want = WantList()
     want.embeddings(hp.n_embd, hp.n_vocab)
     want.add("output.bias", hp.n_vocab, op=Op.ADD, required=False, layer=OUTPUT)
-    want.rope_factors(hp.n_rot)
+    want.rope_factors(hp)
     for il in range(hp.n_layer):
         want.norm(il, "attn_norm", hp.n_embd)
         want.attention(il, hp, bias=True)

@@ -411,7 +411,7 @@ def test_the_log_tells_where_rows_are_read(
     assert repacking(path, caplog, repack=False) == off + "the file's mapping"
     assert repacking(path, caplog, repack=False, load_mode="none") == off + "plain memory"
     floats = write_tiny(tmp_path / "f.gguf", "llama", weight_type="F32")
-    assert repacking(floats, caplog).startswith("repacking: no weight can be, rows are read from ")
+    assert repacking(floats, caplog).startswith("repacking: no weight is, rows are read from ")
 
 
 def test_kernels_are_compiled_before_the_clock_of_repacking_runs(
