@@ -261,9 +261,10 @@ def load(
     """Load a GGUF model; with `no_alloc` only plan it, for which its header is enough.
 
     Keywords are the command line's parameters: the fields of ModelParams (load_mode, repack,
-    check_tensors, numa), of ContextParams (n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch,
-    flash_attn, type_k, type_v, swa_full, ...), of CpuParams (cpu_mask, cpu_range, cpu_strict, prio,
-    poll, and each with _batch) and of RopeOverrides (freq_base, freq_scale, ...).
+    check_tensors, numa), of PlacementParams (n_gpu_layers, tensor_split, rules="exps=CPU", ...), of
+    ContextParams (n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch, flash_attn, type_k, type_v,
+    swa_full, ...), of CpuParams (cpu_mask, cpu_range, cpu_strict, prio, poll, and each with _batch)
+    and of RopeOverrides (freq_base, freq_scale, ...).
 
     >>> with load("model.gguf", n_ctx=2048) as llama:
     ...     for step in llama.session().chat("Why is the sky blue?", n_predict=32, temp=0):
@@ -280,7 +281,7 @@ def load(
     cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
     context_params = ContextParams(rope=rope, cpu=cpu, **for_context)
     placement = for_model.get("placement", PlacementParams())
-    for_model["placement"] = replace(placement, **for_placement)
+    for_model["placement"] = placement.changed(**for_placement)
     for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
     model_params = ModelParams(**for_model)
     file = open_model(path, model_params.overrides, allow_no_data=no_alloc)

@@ -77,6 +77,8 @@ class _Advice:
             return
         sizes, n = self._layer_bytes(), 0
         fixed = sum(w.buft.alloc_size(w.tensor) for w in self.mine) - sum(sizes)
+        if fixed > free:
+            return
         for size in reversed(sizes):
             fixed += size
             if fixed > free:

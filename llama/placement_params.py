@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pyggml.errors import ConfigError
-from pyggml.llama.placement_rules import Rule
+from pyggml.llama.placement_rules import Rule, parse_rules
 
 AUTO, ALL_LAYERS = -1, -2
 SPLIT_MODES = ("none", "layer")
@@ -53,6 +54,14 @@ class PlacementParams:
             raise ConfigError(f"--fit-target {_listed(self.fit_target)}: MiB, 0 or more")
         if self.fit_ctx < 1:
             raise ConfigError(f"--fit-ctx {self.fit_ctx}: a number of tokens, at least 1")
+
+    def changed(self, **fields: Any) -> PlacementParams:
+        """With other values; rules may be text, as after -ot, and lists may stand for tuples."""
+        if isinstance(fields.get("rules"), str):
+            fields["rules"] = parse_rules(fields["rules"])
+        for name in [name for name, value in fields.items() if isinstance(value, list)]:
+            fields[name] = tuple(fields[name])
+        return replace(self, **fields)
 
     def _check_shares(self) -> None:
         shares = self.tensor_split
