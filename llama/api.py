@@ -32,6 +32,7 @@ from pyggml.llama.loader import (
     open_model,
 )
 from pyggml.llama.memory_table import MemoryTable, memory_table
+from pyggml.llama.placement import use_devices
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.sampling import Sampler, SamplingParams, VocabInfo, make_chain
 from pyggml.llama.session import GenerateParams, Session, Step, Timings
@@ -271,19 +272,8 @@ def load(
     ...         print(step.text, end="")
     """
     overrides = tuple(parse_override(o) if isinstance(o, str) else o for o in override_kv)
-    for_model, params = _split(ModelParams, params)
-    for_placement, params = _split(PlacementParams, params)
-    for_rope, params = _split(RopeOverrides, params)
-    for_cpu, params = _split(CpuParams, params)
-    for_context, unknown = _split(ContextParams, params)
-    _refuse(unknown, ModelParams, PlacementParams, ContextParams, CpuParams, RopeOverrides)
-    rope = replace(for_context.pop("rope", RopeOverrides()), **for_rope)
-    cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
-    context_params = ContextParams(rope=rope, cpu=cpu, **for_context)
-    placement = for_model.get("placement", PlacementParams())
-    for_model["placement"] = placement.changed(**for_placement)
-    for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
-    model_params = ModelParams(**for_model)
+    model_params, context_params = _parameters(params, overrides)
+    use_devices(model_params.placement, devices or registry.devices())  # mistakes come first
     file = open_model(path, model_params.overrides, allow_no_data=no_alloc)
     fitted = None
     if model_params.placement.fit:
@@ -318,6 +308,24 @@ def _fit(
     except BaseException:
         file.gguf.close()
         raise
+
+
+def _parameters(
+    options: dict[str, Any], overrides: tuple[Override, ...]
+) -> tuple[ModelParams, ContextParams]:
+    """Keywords of `load`. Raises ConfigError."""
+    for_model, options = _split(ModelParams, options)
+    for_placement, options = _split(PlacementParams, options)
+    for_rope, options = _split(RopeOverrides, options)
+    for_cpu, options = _split(CpuParams, options)
+    for_context, unknown = _split(ContextParams, options)
+    _refuse(unknown, ModelParams, PlacementParams, ContextParams, CpuParams, RopeOverrides)
+    rope = replace(for_context.pop("rope", RopeOverrides()), **for_rope)
+    cpu = replace(for_context.pop("cpu", CpuParams()), **for_cpu)
+    placement = for_model.get("placement", PlacementParams())
+    for_model["placement"] = placement.changed(**for_placement)
+    for_model["overrides"] = (*for_model.get("overrides", ()), *overrides)
+    return ModelParams(**for_model), ContextParams(rope=rope, cpu=cpu, **for_context)
 
 
 def _split(cls: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -129,6 +129,8 @@ class Context:
         self._report()
 
     def _report(self) -> None:
+        if self.is_parallel:
+            log.info("pipeline parallelism enabled")
         for backend, buft in zip(self.backends, self.sched.bufts, strict=True):
             size = self.sched.buffer_size(backend) / MIB
             log.info("%12s compute buffer size = %8.2f MiB", buft.name, size)

@@ -25,11 +25,10 @@ from pyggml.llama.placement import (
     Placement,
     Weight,
     cache_names,
-    check_rules,
     place,
+    use_devices,
 )
 from pyggml.llama.placement_advice import Placed, check_capacity
-from pyggml.llama.placement_devices import choose_devices
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.tensor_check import check_data
 from pyggml.llama.vocab import Vocab
@@ -204,9 +203,7 @@ def load_model(
     """
     start = time.perf_counter()
     params = params or ModelParams()
-    available = devices or registry.devices()
-    chosen = choose_devices(params.placement, available)
-    check_rules(params.placement.rules, chosen, available)
+    chosen = use_devices(params.placement, devices or registry.devices())
     file = source
     if not isinstance(file, ModelFile):
         file = open_model(file, params.overrides, allow_no_data=no_alloc)

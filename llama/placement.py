@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from pyggml.backend import BufferType, Device, DeviceType
 from pyggml.errors import ConfigError, ModelError
 from pyggml.llama.hparams import HParams
-from pyggml.llama.placement_devices import ON_CPU, assign_layers, is_gpu, shares_of
+from pyggml.llama.placement_devices import (
+    ON_CPU,
+    assign_layers,
+    choose_devices,
+    is_gpu,
+    shares_of,
+)
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.placement_probe import Support
 from pyggml.llama.placement_rules import CPU, Rule
@@ -86,7 +92,9 @@ class Placement:
 
     def report(self, caches: Iterable[str]) -> None:
         """Tell the log; warn of rules that place nothing, caches of these names included."""
-        n_gpu, n_all = self.n_gpu_layers, len(self.layers)
+        n_gpu, n_all, main = self.n_gpu_layers, len(self.layers), self.params.main_gpu
+        if main and self.gpus and self.params.split_mode != "none":
+            log.warning("--main-gpu %d has no effect without --split-mode none", main)
         if self.gpus:
             if n_gpu:
                 log.info("offloading output layer to GPU")
@@ -148,11 +156,10 @@ def _buffer_type_names(devices: Sequence[Device]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_rules(
-    rules: Sequence[Rule], devices: Sequence[Device], available: Sequence[Device]
-) -> None:
-    """Raise ConfigError if a rule names a buffer type that there is not, or that is not used."""
-    for rule in rules:
+def use_devices(params: PlacementParams, available: Sequence[Device]) -> tuple[Device, ...]:
+    """As `choose_devices`. Raises ConfigError if a rule names no buffer type of those devices."""
+    devices = choose_devices(params, available)
+    for rule in params.rules:
         try:
             named_buffer_type(rule, devices)
         except ConfigError:
@@ -164,6 +171,7 @@ def check_rules(
                         f"{', '.join(_buffer_type_names(devices))}"
                     ) from None
             raise
+    return devices
 
 
 # ---------------------------------------------------------------- where each weight goes

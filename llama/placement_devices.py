@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +10,6 @@ import numpy as np
 from pyggml.backend import Device, DeviceType
 from pyggml.errors import ConfigError
 from pyggml.llama.placement_params import PlacementParams
-
-log = logging.getLogger("pyggml.placement")
 
 ON_CPU = -1  # in place of a GPU's position
 
@@ -28,7 +25,7 @@ def choose_devices(params: PlacementParams, available: Sequence[Device]) -> tupl
     if params.split_mode == "none":
         gpus = _main_gpu(params.main_gpu, gpus)
     else:
-        _check_unused(params, gpus)
+        _check_main_gpu(params, gpus)
     if len(params.tensor_split) > len(gpus) and params.split_mode == "layer" and gpus:
         raise ConfigError(
             f"--tensor-split has {len(params.tensor_split)} shares for {len(gpus)} devices: "
@@ -69,15 +66,9 @@ def _main_gpu(index: int, gpus: list[Device]) -> list[Device]:
     return [gpus[index]]
 
 
-def _check_unused(params: PlacementParams, gpus: list[Device]) -> None:
-    if params.main_gpu == 0 or not gpus:
-        return
-    if not 0 <= params.main_gpu < len(gpus):
+def _check_main_gpu(params: PlacementParams, gpus: list[Device]) -> None:
+    if gpus and not 0 <= params.main_gpu < len(gpus):
         raise ConfigError(_no_main_gpu(params.main_gpu, gpus))
-    log.warning(
-        "--main-gpu %d has no effect without --split-mode none: layers go to all GPUs",
-        params.main_gpu,
-    )
 
 
 def _no_main_gpu(index: int, gpus: list[Device]) -> str:

@@ -88,6 +88,17 @@ def test_the_order_of_devices_is_that_of_the_list(moe: Path) -> None:
         assert blocks_in(m, "CUDA2") == list(range(N_LAYER))
 
 
+def test_a_main_gpu_that_has_no_effect_is_a_warning(
+    dense: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loaded(dense, 2, main_gpu=1):
+        pass
+    with loaded(dense, 2, main_gpu=1, split_mode="none") as llama:
+        assert [d.name for d in llama.model.placement.gpus] == ["CUDA1"]
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert warnings == ["--main-gpu 1 has no effect without --split-mode none"]
+
+
 # ---------------------------------------------------------------- -ot
 def test_the_first_rule_that_matches_counts(moe: Path) -> None:
     one, all_blocks = r"blk\.3\..*=CUDA0", r"blk\..*=CPU"

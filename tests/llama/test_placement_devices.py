@@ -85,11 +85,6 @@ def test_without_a_gpu_its_names_are_refused() -> None:
         chosen(CUDA[:1])
 
 
-def test_a_main_gpu_that_has_no_effect_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(main_gpu=1) == ["CUDA0", "CUDA1", "CUDA2", "CPU"]
-    assert "--main-gpu 1 has no effect without --split-mode none" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

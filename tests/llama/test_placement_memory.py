@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fakes import FakeDevice, cpu
 from placed_models import fake_load, loaded, used, write_dense, write_moe
@@ -19,7 +18,6 @@ from pyggml.llama.context_params import ContextParams
 from pyggml.llama.context_placement import is_pipeline_parallel
 from pyggml.llama.loader import load_model
 from pyggml.llama.placement_rules import n_cpu_moe, parse_rules
-from pyggml.sched import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +92,6 @@ def test_a_context_that_does_not_fit_names_the_flags(dense: Path) -> None:
 
 
 # ---------------------------------------------------------------- several ubatches in flight
-@pytest.mark.parametrize(
-    ("n_gpus", "params", "expected"),
-    [
-        (2, {}, True),
-        (3, {"tensor_split": (1.0, 1.0, 2.0)}, True),
-        (1, {}, False),
-        (2, {"n_gpu_layers": 4}, False),
-        (2, {"kv_offload": False}, False),
-        (2, {"rules": "attn_q=CPU"}, False),
-        (2, {"rules": "nothing=CPU"}, False),
-        (2, {"split_mode": "none"}, False),
-        (2, {"use": ("CUDA1",)}, False),
-    ],
-)
-def test_pipeline_parallelism_has_conditions(
-    dense: Path, n_gpus: int, params: dict[str, Any], expected: bool
-) -> None:
-    with loaded(dense, n_gpus, **params) as llama:
-        context = llama.context()
-        assert context.is_parallel == expected
-        assert context.sched.n_copies == (4 if expected else 1)
-
-
 def test_cards_without_events_are_not_parallel(dense: Path) -> None:
     cards = [FakeDevice(f"CUDA{i}", is_late=True, has_events=i == 0) for i in range(2)]
     model = load_model(dense, devices=[*cards, cpu()])
@@ -126,46 +101,13 @@ def test_cards_without_events_are_not_parallel(dense: Path) -> None:
     model.close()
 
 
-def test_without_memory_for_copies_there_are_none(
-    dense: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserve = Scheduler.reserve
-
-    def scarce(self: Scheduler, graph: Graph) -> None:
-        if self.n_copies > 1:
-            raise OutOfMemory("no room for copies")
-        reserve(self, graph)
-
-    monkeypatch.setattr(Scheduler, "reserve", scarce)
-    with loaded(dense, 2) as llama:
-        assert not llama.context().is_parallel
-    assert "retrying without pipeline parallelism" in caplog.text
-
-
-def test_many_ubatches_in_flight_give_the_same_logits(dense: Path) -> None:
-    ids = [3 + i % 7 for i in range(100)]
-
-    def run(n_gpus: int, **params: Any) -> Any:
-        with loaded(dense, n_gpus, n_ubatch=16, **params) as llama:
-            context = llama.context()
-            context.decode(Batch.of(ids, 0, logits="all"))
-            rows = [context.all_logits()]
-            for i in range(3):
-                context.decode(Batch.of(ids[i : i + 1], len(ids) + i))
-                rows.append(context.all_logits())
-            assert context.is_parallel == (n_gpus == 2)
-            return np.concatenate(rows)
-
-    np.testing.assert_array_equal(run(2), run(1, n_gpu_layers=0))
-
-
 def test_what_fails_in_flight_leaves_nothing_behind(
     dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loaded(dense, 2, n_ubatch=16) as llama:
         context = llama.context()
         context.decode(Batch.of([3] * 16, 0))
-        compute = context._compute
+        compute = context._start
         calls = iter(range(10))
 
         def fail(graph: Graph, n_tokens: int) -> None:
@@ -173,7 +115,7 @@ def test_what_fails_in_flight_leaves_nothing_behind(
                 raise KeyboardInterrupt
             compute(graph, n_tokens)
 
-        monkeypatch.setattr(context, "_compute", fail)
+        monkeypatch.setattr(context, "_start", fail)
         with pytest.raises(KeyboardInterrupt):
             context.decode(Batch.of([4] * 64, 16))
         assert context.memory.pos_max(0) == 15
