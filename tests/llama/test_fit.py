@@ -235,3 +235,42 @@ def test_no_device_is_above_its_limit(
     assert n_ctx in (0, found.n_ctx)
     assert bool(found.problem) == (min(rooms(found)) < 0)
     assert len(machine.tried) < 80
+
+
+@given(
+    free=st.integers(1300, 6000),
+    n_layer=st.integers(2, 30),
+    dense=st.integers(1, 40),
+    experts=st.tuples(*[st.integers(1, 200)] * 3),
+    output=sizes,
+)
+def test_no_other_choice_has_more_whole_layers(
+    free: int, n_layer: int, dense: int, experts: tuple[int, int, int], output: int
+) -> None:
+    machine = Machine((free,), n_layer, dense, experts, output)
+    found = machine.fit(1024)
+    if found.problem:
+        return
+
+    def first_layers(n: int) -> PlacementParams:
+        """All layers on the card, only the first n with their experts."""
+        names = "|".join(map(str, range(n, n_layer)))
+        rules = (Rule(rf"blk\.({names})\.ffn_\w+_exps", "CPU"),) if n < n_layer else ()
+        return PlacementParams(n_gpu_layers=n_layer + 1, rules=rules)
+
+    def fits(params: PlacementParams) -> bool:
+        return machine.measure(params, 1024)[0].free >= 1024 * MIB
+
+    def dense_layers(n: int) -> PlacementParams:
+        return replace(first_layers(0), n_gpu_layers=n)
+
+    p = found.placement
+    if p.n_gpu_layers == AUTO:
+        assert fits(first_layers(n_layer))
+        return
+    assert p.n_gpu_layers == max(n for n in range(n_layer + 2) if fits(dense_layers(n)))
+    # whatever a layer lacks, it lacks ffn_down
+    down = {il: f"blk.{il}.ffn_down_exps.weight" for il in range(n_layer)}
+    whole = [il for il, name in down.items() if not any(r.matches(name) for r in p.rules)]
+    if p.n_gpu_layers == n_layer + 1:
+        assert len(whole) == max(n for n in range(n_layer + 1) if fits(first_layers(n)))

@@ -10,6 +10,8 @@ import pytest
 from model_shapes import write_header
 from tiny import write_tiny
 
+from pyggml.backend import Memory
+from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cuda.simulate import Simulation
 from pyggml.errors import OutOfMemory
 from pyggml.llama import load
@@ -114,6 +116,23 @@ def test_without_a_card_nothing_is_measured(experts: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Fit, "measure", refuse)
     with load(experts) as llama:
+        assert llama.fitted is None
+
+
+def test_on_the_host_alone_the_context_shrinks(
+    experts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "memory", lambda self: Memory(12 * MIB, 64 * MIB))
+    options = {"n_ubatch": 32, "warmup": False, "fit_target": (1,), "fit_ctx": 256}
+    with load(experts, **options) as llama:
+        assert llama.fitted is not None and llama.fitted.changed and not llama.fitted.problem
+        assert 1024 < llama.fitted.n_ctx < 4096
+        cpu = llama.memory_table().devices[0]
+        assert llama.context().n_ctx == llama.fitted.n_ctx
+    # 24 KiB for each token; without the mapped weights
+    assert cpu.use.context == llama.fitted.n_ctx * 12 * 2 * 2 * 32 * 2
+    assert 10 * MIB < cpu.use.context + cpu.use.compute < 11 * MIB
+    with load(experts, **options, n_ctx=2048) as llama:
         assert llama.fitted is None
 
 

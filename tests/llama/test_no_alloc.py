@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,10 @@ def test_nothing_is_read_computed_or_compiled(
 
     monkeypatch.setattr(KernelLibrary, "addresses", refuse)
     path = write_header(tmp_path / "m.gguf", "mixtral-8x22b")
+    threads = threading.active_count(), len(os.listdir("/proc/self/task"))
     with load(path, no_alloc=True, n_ctx=65536) as llama:
         context = llama.context()
+        assert threads == (threading.active_count(), len(os.listdir("/proc/self/task")))
         with pytest.raises(UserError, match="is loaded without data"):
             llama.logits([1, 2, 3])
         pp, tg = (context.graph_sizes[n] for n in (512, 1))
