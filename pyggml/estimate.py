@@ -241,7 +241,6 @@ class _Walk:
                 self._peer(home, to, dense_bytes(tensor))
                 return
             self._wait(home)
-            self._wait(to)
         self._blocking(tensor, home, to)
 
     def _is_direct(self, home: int, to: int) -> bool:
