@@ -147,11 +147,12 @@ def named_buffer_type(rule: Rule, devices: Sequence[Device]) -> BufferType:
     for device in devices:
         if device.buffer_type().name.lower() == wanted:
             return device.buffer_type()
-    known = ", ".join(_buffer_type_names(devices))
+    known = ", ".join(buffer_type_names(devices))
     raise ConfigError(f"{rule}: unknown buffer type {rule.buft!r}\navailable buffer types: {known}")
 
 
-def _buffer_type_names(devices: Sequence[Device]) -> list[str]:
+def buffer_type_names(devices: Sequence[Device]) -> list[str]:
+    """What rules may name, the CPU first."""
     names = [device.buffer_type().name for device in reversed(devices)]
     return list(dict.fromkeys(names))
 
@@ -168,7 +169,7 @@ def use_devices(params: PlacementParams, available: Sequence[Device]) -> tuple[D
                     raise ConfigError(
                         f"{rule}: {device.name} is not among the devices in use "
                         f"(--device, --split-mode none)\navailable buffer types: "
-                        f"{', '.join(_buffer_type_names(devices))}"
+                        f"{', '.join(buffer_type_names(devices))}"
                     ) from None
             raise
     return devices

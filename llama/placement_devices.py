@@ -28,7 +28,7 @@ def choose_devices(params: PlacementParams, available: Sequence[Device]) -> tupl
         _check_main_gpu(params, gpus)
     if len(params.tensor_split) > len(gpus) and params.split_mode == "layer" and gpus:
         raise ConfigError(
-            f"--tensor-split has {len(params.tensor_split)} shares for {len(gpus)} devices: "
+            f"--tensor-split has {len(params.tensor_split)} shares, more than there are devices: "
             f"{_names(gpus)}"
         )
     accelerators = [d for d in available if d.type == DeviceType.ACCEL]

@@ -5,6 +5,7 @@ from typing import Any
 
 from pyggml.errors import ConfigError
 from pyggml.llama.api import Llama
+from pyggml.llama.placement import buffer_type_names
 from pyggml.llama.placement_params import (
     PlacementParams,
     parse_devices,
@@ -14,6 +15,7 @@ from pyggml.llama.placement_params import (
 )
 from pyggml.llama.placement_rules import Rule, cpu_moe, n_cpu_ffn, n_cpu_moe, parse_rules
 from pyggml.tools.options import section
+from pyggml.tools.simulated import chosen_devices
 from pyggml.tools.ui import Screen
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {
@@ -36,12 +38,17 @@ def placement(values: Mapping[str, Any]) -> PlacementParams:
     given = section(values, "placement")
     for name in given.keys() & PARSERS.keys():
         given[name] = PARSERS[name](given[name])
-    return PlacementParams(rules=rules(values.get("rules", ())), **given)
+    return PlacementParams(rules=rules(values), **given)
 
 
-def rules(given: Sequence[tuple[str, Any]]) -> tuple[Rule, ...]:
+def rules(values: Mapping[str, Any]) -> tuple[Rule, ...]:
     """Rules in the order of their flags: the first one that matches a tensor counts."""
-    return tuple(rule for flag, value in given for rule in RULES[flag](value))
+    given: Sequence[tuple[str, Any]] = values.get("rules", ())
+    try:
+        return tuple(rule for flag, value in given for rule in RULES[flag](value))
+    except ConfigError as e:
+        known = ", ".join(buffer_type_names(chosen_devices(values, dry=True)))
+        raise ConfigError(f"{e}\navailable buffer types: {known}") from None
 
 
 def tell_fit(llama: Llama, screen: Screen) -> None:

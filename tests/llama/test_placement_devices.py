@@ -70,7 +70,10 @@ def test_order_of_kinds() -> None:
         ({"main_gpu": 9}, r"--main-gpu 9: .*\(available devices: 3\)\n0 CUDA0, 1 CUDA1, 2 CUDA2"),
         ({"main_gpu": 3, "split_mode": "none"}, "--main-gpu 3: there is no such GPU"),
         ({"main_gpu": -1}, "--main-gpu -1: there is no such GPU"),
-        ({"tensor_split": (1.0,) * 4}, "--tensor-split has 4 shares for 3 devices: CUDA0, CUDA1"),
+        (
+            {"tensor_split": (1.0,) * 4},
+            "--tensor-split has 4 shares, more than there are devices: CUDA0, CUDA1",
+        ),
     ],
 )
 def test_devices_that_do_not_exist(params: dict[str, Any], message: str) -> None:
