@@ -101,7 +101,7 @@ def place_memory(memory: Memory, model: Model, params: ContextParams) -> None:
         names = sorted({where(il, t.name).name for part in memory.parts for il, t in part.by_layer})
         raise OutOfMemory(
             f"a context of {params.n_ctx} tokens needs {memory.nbytes / MIB:,.0f} MiB for keys and "
-            f"values, which {', '.join(names)} does not have: use a smaller --ctx-size"
+            f"values, which {_all_of(names)} not have: use a smaller --ctx-size"
             f"{'' if names == [placement.cpu.name] else _LESS_CACHE}"
             f"\n{e}"
         ) from e
@@ -110,6 +110,10 @@ def place_memory(memory: Memory, model: Model, params: ContextParams) -> None:
     if memory.state:
         _report_state(memory.state, params)
     _report_cache_rules(memory, placement)
+
+
+def _all_of(names: Sequence[str]) -> str:
+    return f"{names[0]} does" if len(names) == 1 else f"{' and '.join(names)} together do"
 
 
 def _report_cache(cache: KvCache, params: ContextParams) -> None:

@@ -85,7 +85,7 @@ def test_a_context_that_does_not_fit_names_the_flags(dense: Path) -> None:
     gpu = model.placement.gpus[0]
     assert isinstance(gpu, FakeDevice)
     gpu.total = gpu.used + 1000
-    with pytest.raises(OutOfMemory, match="CUDA0 does not have: .* --no-kv-offload"):
+    with pytest.raises(OutOfMemory, match="CPU and CUDA0 together do not have: .* --no-kv"):
         Context(model, ContextParams(n_ctx=256, warmup=False))
     model.close()
     assert gpu.used == 0
