@@ -167,14 +167,14 @@ class Llama:
             context.warm_up()
         return context
 
-    def memory_table(self, context: Context | None = None) -> MemoryTable:
-        """Which device has what of the model and of a context (by default the first, or a new one).
+    def memory_table(self) -> MemoryTable:
+        """Which device has what of the model and of all contexts; a plan has one at least.
 
         >>> [(d.name, d.use.model, d.free) for d in llama.memory_table().devices]
         """
-        if context is None:
-            context = self._contexts[0] if self._contexts else self.context()
-        return memory_table(self.model, context)
+        if self.model.no_alloc and not self._contexts:
+            self.context()
+        return memory_table(self.model, *self._contexts)
 
     def close_context(self, context: Context) -> None:
         """Stop a context's threads and give its memory back."""

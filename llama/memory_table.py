@@ -80,12 +80,12 @@ class MemoryTable:
         return "\n".join(self.lines())
 
 
-def memory_table(model: Model, context: Context) -> MemoryTable:
-    """The table of a model and one of its contexts.
+def memory_table(model: Model, *contexts: Context) -> MemoryTable:
+    """The table of a model and some of its contexts.
 
     If they are only planned, it tells what would be free with them.
     """
-    uses = _by_buffer_type(model, context)
+    uses = _by_buffer_type(model, contexts)
     cpu = next(d for d in model.devices if d.type == DeviceType.CPU)
     owners = {buft: cpu if buft.is_host else buft.device for buft in uses}
     devices = []
@@ -93,7 +93,7 @@ def memory_table(model: Model, context: Context) -> MemoryTable:
         mine = [buft for buft in uses if owners[buft] is device]
         use = sum((uses[buft] for buft in mine), Use())
         memory = device.memory()
-        planned = _footprint(model, context, mine) if model.no_alloc else 0
+        planned = _footprint(model, contexts, mine) if model.no_alloc else 0
         free = memory.free - planned
         simulated = is_simulated(device)
         devices.append(
@@ -105,11 +105,12 @@ def memory_table(model: Model, context: Context) -> MemoryTable:
     return MemoryTable(tuple(devices), tuple(buffers))
 
 
-def _footprint(model: Model, context: Context, bufts: Collection[BufferType]) -> int:
+def _footprint(model: Model, contexts: Sequence[Context], bufts: Collection[BufferType]) -> int:
     """What the buffers of some types take; mappings give their pages back when others need them."""
     buffers = [b for b in model.buffers if not is_mapping(b)]
-    buffers += [b for part in context.memory.parts for b in part.buffers]
-    buffers += [b for backend in context.sched.backends for b in context.sched.buffers(backend)]
+    for context in contexts:
+        buffers += (b for part in context.memory.parts for b in part.buffers)
+        buffers += (b for backend in context.backends for b in context.sched.buffers(backend))
     mine = (b for b in buffers if b.buft in bufts)
     return sum(b.buft.footprint(b.size) for one in mine for b in _parts_of(one))
 
@@ -123,7 +124,7 @@ def is_simulated(device: Device) -> bool:
     return device.description.endswith(SIMULATED)
 
 
-def _by_buffer_type(model: Model, context: Context) -> dict[BufferType, Use]:
+def _by_buffer_type(model: Model, contexts: Sequence[Context]) -> dict[BufferType, Use]:
     found: dict[BufferType, Use] = {}
 
     def add(buft: BufferType, use: Use) -> None:
@@ -131,11 +132,12 @@ def _by_buffer_type(model: Model, context: Context) -> dict[BufferType, Use]:
 
     for buffer in model.buffers:
         add(buffer.buft, Use(model=model.bytes_in(buffer)))
-    for part in context.memory.parts:
-        for buffer in part.buffers:
-            add(buffer.buft, Use(context=buffer.size))
-    for backend, buft in zip(context.sched.backends, context.sched.bufts, strict=True):
-        add(buft, Use(compute=context.sched.buffer_size(backend)))
+    for context in contexts:
+        for part in context.memory.parts:
+            for buffer in part.buffers:
+                add(buffer.buft, Use(context=buffer.size))
+        for backend, buft in zip(context.sched.backends, context.sched.bufts, strict=True):
+            add(buft, Use(compute=context.sched.buffer_size(backend)))
     return found
 
 

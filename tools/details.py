@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pyggml.gguf import Metadata, ValueType
 from pyggml.llama.context import Context
 from pyggml.llama.loader import Model
-from pyggml.llama.memory_table import memory_table
 from pyggml.llama.sampling import SamplingParams
 from pyggml.tools.task import Task
 
@@ -40,7 +39,7 @@ def log_end(task: Task) -> None:
     """Times and memory of everything since the model was ready."""
     if not log.isEnabledFor(logging.INFO):
         return
-    table = memory_table(task.llama.model, task.chat.session.context)
+    table = task.llama.memory_table()
     for line in (*perf_lines(task), *table.lines()):
         log.info("%s", line)
 

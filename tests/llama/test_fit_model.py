@@ -47,7 +47,7 @@ def test_every_device_keeps_its_margin_in_plan_and_reality(experts: Path, n_ctx:
         fitted = llama.fitted
         assert fitted is not None and fitted.changed and not fitted.problem
         assert fitted.n_ctx == n_ctx == llama.context().n_ctx
-        real = llama.memory_table().devices[:-1]
+        real = llama.memory_table().devices[:-1]  # with the context above
     assert fitted.devices == real
     assert all(d.free >= MIB for d in real)
     # on each there is something, and on none there is room for much more
@@ -87,6 +87,7 @@ def test_it_works_round_what_the_user_fixed(experts: Path, given: Mapping[str, A
         assert 256 <= llama.fitted.n_ctx < 4096
         for name, value in given.items():
             assert getattr(llama.fitted.placement, name) == value
+        llama.context()
         assert llama.memory_table().devices[0].free >= MIB
 
 
@@ -107,6 +108,7 @@ def test_what_cannot_fit_is_refused_with_a_way_out(experts: Path, given: dict[st
     assert 0 < n_layers < 13
     options = {**SMALL, "n_ctx": 4096, "n_gpu_layers": n_layers}
     with load(experts, devices=Simulation([card]).devices, **options) as llama:
+        llama.context()
         assert llama.memory_table().devices[0].free >= 0
 
 
@@ -127,8 +129,8 @@ def test_on_the_host_alone_the_context_shrinks(
     with load(experts, **options) as llama:
         assert llama.fitted is not None and llama.fitted.changed and not llama.fitted.problem
         assert 1024 < llama.fitted.n_ctx < 4096
-        cpu = llama.memory_table().devices[0]
         assert llama.context().n_ctx == llama.fitted.n_ctx
+        cpu = llama.memory_table().devices[0]
     # 24 KiB for each token; without the mapped weights
     assert cpu.use.context == llama.fitted.n_ctx * 12 * 2 * 2 * 32 * 2
     assert 10 * MIB < cpu.use.context + cpu.use.compute < 11 * MIB

@@ -51,6 +51,7 @@ def table(path: Path, cards: list[str], execute: str, **options: Any) -> MemoryT
         n_ctx=512,
         **options,
     ) as llama:
+        llama.context()
         return llama.memory_table()
 
 

@@ -16,6 +16,7 @@ from tiny import VARIANTS, write_tiny
 from pyggml.backends.cpu.library import KernelLibrary
 from pyggml.errors import GgufError, UserError
 from pyggml.llama import load
+from pyggml.llama.batch import Batch
 from pyggml.llama.memory_table import MemoryTable
 
 MIB = 1 << 20
@@ -41,6 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 def table(path: Path, **options: Any) -> MemoryTable:
     with load(path, warmup=False, **{"n_ctx": 512, **options}) as llama:
+        llama.context()
         return llama.memory_table()
 
 
@@ -90,7 +92,7 @@ def test_nothing_is_read_computed_or_compiled(
         context = llama.context()
         assert threads == (threading.active_count(), len(os.listdir("/proc/self/task")))
         with pytest.raises(UserError, match="is loaded without data"):
-            llama.logits([1, 2, 3])
+            context.decode(Batch.of([1, 2, 3], 0))
         pp, tg = (context.graph_sizes[n] for n in (512, 1))
         assert pp == tg and pp.nodes > 1000 and pp.splits == 1
         # 56 layers of 8 heads of 128 F16 keys and as many values
@@ -105,3 +107,16 @@ def test_a_planned_context_splits_graphs(models: Mapping[str, Path]) -> None:
         assert len(sched.splits) == context.graph_sizes[64].splits == 1
         # only one of its tokens has logits; memory is kept for those of all
         assert 0 < sizes[0] <= context.sched.buffer_size(context.backends[0])
+
+
+def test_a_table_has_what_there_is(models: Mapping[str, Path]) -> None:
+    with load(models["llama"], n_ctx=512, warmup=False) as llama:
+        alone = llama.memory_table().devices[0].use
+        assert alone.context == alone.compute == 0 < alone.model
+        one = llama.context()
+        first = llama.memory_table().devices[0].use
+        llama.context()
+        both = llama.memory_table().devices[0].use
+        assert (both.context, both.compute) == (2 * first.context, 2 * first.compute)
+        llama.close_context(one)
+        assert llama.memory_table().devices[0].use == first

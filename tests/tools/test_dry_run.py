@@ -61,8 +61,8 @@ def test_it_is_the_memory_of_the_real_run(run: Run, tiny_models: dict[str, str])
     path = tiny_models["gemma3"]
     found = plan(run, "-m", path, "-c", "512", "-ub", "64", "--no-warmup")
     with load(path, n_ctx=512, n_ubatch=64, warmup=False) as llama:
-        (device,) = llama.memory_table().devices
         weights, caches = llama.model.weights.tensors, llama.context().memory.caches
+        (device,) = llama.memory_table().devices
     (cpu,) = found["devices"]
     assert (cpu["model"], cpu["context"], cpu["compute"]) == (
         device.use.model,
