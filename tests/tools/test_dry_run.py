@@ -15,6 +15,7 @@ from model_shapes import write_header
 
 from pyggml.backend import Memory
 from pyggml.backends.cpu.device import CpuDevice
+from pyggml.backends.reference.device import RefDevice
 from pyggml.llama import load
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "dry-run.md"
@@ -140,6 +141,15 @@ def test_text_for_people(run: Run, tmp_path: Path) -> None:
     assert re.fullmatch(r"modelled pp: 512 tokens in [\d,.]+ ms, [\d,.]+ t/s", lines[-4])
     assert re.fullmatch(r"modelled tg: 1 token in [\d,.]+ ms, [\d,.]+ t/s", lines[-2])
     assert re.fullmatch(r"  CPU computes [\d,.]+ ms in 1 split", lines[-1])
+
+
+def test_times_of_a_device_that_nobody_knows_are_null(
+    run: Run, tiny_models: dict[str, str], reference_device: RefDevice
+) -> None:
+    found = plan(run, "-m", tiny_models["llama"], "-c", "512")
+    assert found["modelled"] is None
+    assert [d["description"] for d in found["devices"]] == [reference_device.description]
+    assert "modelled" not in run("-m", tiny_models["llama"], "-c", "512", "--dry-run").out
 
 
 def test_what_does_not_fit_is_told_with_what_helps(
