@@ -25,7 +25,11 @@ from tiny_arch import (
     FUSED,
     FUSED_SHAPES,
     GAINS,
+    GRANITE,
+    GRANITE_GAINS,
     HEAD_NORMS,
+    LONGROPE,
+    LONGROPE_KEYS,
     POST_NORMS,
     QKV_BIAS,
     SHAPES,
@@ -141,18 +145,10 @@ ARCHS = {
         "refact",
         TIED,
         DENSE,
-        {
-            "embedding_scale": 3.0,
-            "residual_scale": 0.4,
-            "attention.scale": 0.25,
-            "logit_scale": 2.0,
-        },
-        gains={"token_embd": 0.2, "output_norm": 20.0},
+        GRANITE,
+        gains=GRANITE_GAINS,
     ),
 }
-
-LONGROPE = ("rope_factors_long", "rope_factors_short")
-LONGROPE_KEYS: dict[str, Scalar] = {"rope.scaling.type": "longrope"}
 
 # Architectures with a GELU, which in ggml's CPU code is a table of F16 values.
 TABLE_GELU = ("gemma", "gemma2", "gemma3", "phi2", "starcoder2")
@@ -254,7 +250,7 @@ def write_tiny(
     size = dimensions(row, {weight_type, *types.values()}, len(vocab.tokens), dims)
     writer = gguf.GGUFWriter(path, arch)
     add = functools.partial(add_metadata, writer)
-    keys = {**common_metadata(size), **(expert_metadata(row, size) if row.has_experts else {})}
+    keys = {**common_metadata(size), **(expert_metadata(size) if row.has_experts else {})}
     keys |= {**(linear_keys(size) if row.linear else {}), **row.metadata, **(metadata or {})}
     keys = {k: size.get(v, v) if isinstance(v, str) else v for k, v in keys.items()}
     size["n_rot"] = int(keys["rope.dimension_count"])
@@ -264,8 +260,8 @@ def write_tiny(
     for key, value in vocab.metadata.items():
         add(f"tokenizer.{key}", value)
     for name in tensor_names(row, size["n_layer"], extra, omit):
-        base = name.removesuffix(".weight")
-        chosen = types.get(base, types.get(base.split(".")[-1], weight_type))
+        stem = name.removesuffix(".weight")
+        chosen = types.get(stem, types.get(stem.split(".")[-1], weight_type))
         add_tensor(writer, name, random_tensor(name, row, size, seed), chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -318,11 +314,11 @@ def common_metadata(size: Mapping[str, int]) -> dict[str, Scalar]:
     }
 
 
-def expert_metadata(row: Arch, size: Mapping[str, int]) -> dict[str, Scalar]:
+def expert_metadata(size: Mapping[str, int]) -> dict[str, Scalar]:
     """The keys of mixtures of experts."""
     return {
         "expert_count": size["n_expert"],
-        "expert_used_count": row.n_used,
+        "expert_used_count": 3,
         "expert_feed_forward_length": size["n_ff_exp"],
         "expert_shared_feed_forward_length": size["n_ff_shexp"],
     }

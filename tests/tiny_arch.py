@@ -60,7 +60,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "ffn_norm": ("n_embd",),
     "post_ffw_norm": ("n_embd",),
 }
-TOP_ONLY = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+LONGROPE = ("rope_factors_long", "rope_factors_short")
+TOP_ONLY = ("rope_freqs", *LONGROPE)
 # Standard deviation of a tensor's outputs where it is not that of its inputs: the logits spread
 # by 2, which leaves about a tenth of the vocabulary likely.
 GAINS = {"token_embd": 2.0, "output": 2.0, "ffn_gate_inp": 2.0, "attn_sinks": 2.0}
@@ -81,6 +82,15 @@ YARN: dict[str, Scalar] = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 16,
 }
+LONGROPE_KEYS: dict[str, Scalar] = {"rope.scaling.type": "longrope"}
+# What Granite's files scale, and gains that leave logits as spread as elsewhere.
+GRANITE: dict[str, Scalar] = {
+    "embedding_scale": 3.0,
+    "residual_scale": 0.4,
+    "attention.scale": 0.25,
+    "logit_scale": 2.0,
+}
+GRANITE_GAINS = {"token_embd": 0.2, "output_norm": 20.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,6 @@ class Arch:
     n_layer: int = 2
     gains: Mapping[str, float] = field(default_factory=dict)  # where not as in GAINS
     square: bool = False  # the heads must add up to n_embd
-    n_used: int = 3  # experts per token, if there are any
     sizes: Mapping[str, str] = field(default_factory=dict)  # numbers, or like "2*n_ff"
     shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where not as in SHAPES
     first: tuple[str, ...] = ()  # tensors of the first layer, if not those of `layer`

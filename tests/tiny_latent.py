@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiny_arch import ATTENTION, DENSE, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, YARN, Arch, Scalar
+from tiny_arch import (
+    ATTENTION,
+    DENSE,
+    LONGROPE,
+    LONGROPE_KEYS,
+    QKV_BIAS,
+    ROUTED,
+    SHARED,
+    TIED,
+    UNTIED,
+    YARN,
+    Arch,
+    Scalar,
+)
 from tiny_moe import NEXTN
 
 # absorbed: attn_kv_b is divided in two
@@ -97,11 +110,8 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm3-longrope": (
         "minicpm3",
         {
-            "extra": ("rope_factors_long", "rope_factors_short"),
-            "metadata": {
-                "rope.scaling.type": "longrope",
-                "rope.scaling.original_context_length": 64,
-            },
+            "extra": LONGROPE,
+            "metadata": {**LONGROPE_KEYS, "rope.scaling.original_context_length": 64},
         },
     ),
     "deepseek2-plain": (

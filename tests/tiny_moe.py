@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiny_arch import ATTENTION, DENSE, HEAD_NORMS, QKV_BIAS, ROUTED, SHARED, TIED, UNTIED, Arch
+from tiny_arch import (
+    ATTENTION,
+    DENSE,
+    GRANITE,
+    GRANITE_GAINS,
+    HEAD_NORMS,
+    QKV_BIAS,
+    ROUTED,
+    SHARED,
+    TIED,
+    UNTIED,
+    Arch,
+)
 
 NEXTN = tuple(f"blk.3.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm"))
 BIASES_OF_PHIMOE = (*QKV_BIAS, "attn_output.bias", "attn_norm.bias", "ffn_norm.bias")
@@ -82,13 +94,8 @@ MOE_ARCHS = {
         "refact",
         TIED,
         (*ATTENTION, "ffn_norm", *ROUTED, *SHARED),
-        {
-            "embedding_scale": 3.0,
-            "residual_scale": 0.4,
-            "attention.scale": 0.25,
-            "logit_scale": 2.0,
-        },
-        gains={"token_embd": 0.2, "output_norm": 20.0},
+        GRANITE,
+        gains=GRANITE_GAINS,
         sizes={"n_ff_exp": "n_ff"},
     ),
     "phimoe": Arch(
