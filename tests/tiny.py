@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tiny_arch import (
     ATTENTION,
     DENSE,
+    EXPERT_SPREAD,
     FUSED,
     FUSED_SHAPES,
     GAINS,
@@ -236,14 +237,14 @@ def write_tiny(
     omit: tuple[str, ...] = (),
     types: Mapping[str, str] | None = None,
     metadata: Mapping[str, Scalar] | None = None,
-    **dims: int,
+    **dims: int | str,
 ) -> Path:
     """Write a random model of `arch` with matrices of `weight_type` to `path`; returns `path`.
 
     `extra` and `omit` change the tensors of the row ("blk.0.ffn_up": of one layer), `types` gives
     single matrices another type (by name, "blk.0.ffn_down" or "ffn_down"), `metadata` sets
     "<arch>." keys (the name of a dimension stands for its size) and `dims` replaces dimensions
-    such as n_layer.
+    such as n_layer (by a number, or by others: "3*n_ff_exp").
     """
     row, types = ARCHS[arch], types or {}
     vocab = VOCABS[row.vocab]()
@@ -271,17 +272,18 @@ def write_tiny(
 
 
 def dimensions(
-    row: Arch, types: set[str], n_vocab: int, chosen: Mapping[str, int]
+    row: Arch, types: set[str], n_vocab: int, chosen: Mapping[str, int | str]
 ) -> dict[str, int]:
     """All sizes that shapes are made of."""
     block = max(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0] for name in types)
     size = {"n_layer": row.n_layer, **(WIDE if block > 32 else SMALL)}
     if unknown := chosen.keys() - size.keys():
         raise ValueError(f"unknown dimension {sorted(unknown)}; there are {sorted(size)}")
-    size |= chosen
+    size |= {name: n for name, n in chosen.items() if isinstance(n, int)}
     if row.square:
         size["n_head"] = size["n_embd"] // size["head_dim"]
-    for name, rule in row.sizes.items():
+    rules = {name: rule for name, rule in chosen.items() if isinstance(rule, str)}
+    for name, rule in {**row.sizes, **rules}.items():
         factor, _, other = rule.rpartition("*")
         size[name] = int(factor or 1) * (size[other] if other in size else int(other))
     size["n_q"] = size["n_head"] * size["head_dim"]
@@ -354,7 +356,8 @@ def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> N
     gain = {**GAINS, **row.gains}.get(part, 1.0)
     shape = [size[dim] for dim in reversed({**SHAPES, **row.shapes}[part])]
     if name.endswith(".bias"):
-        values = 0.3 * random.standard_normal(shape[:-1] or shape)
+        gain = 0.1 if part == "exp_probs_b" else 0.3  # the balance does not decide alone
+        values = gain * random.standard_normal(shape[:-1] or shape)
     elif name.endswith(".scale"):
         values = 1 + 0.3 * random.standard_normal(shape[:1])
     elif part == "ssm_a":  # states remember some ten tokens
@@ -363,6 +366,8 @@ def random_tensor(name: str, row: Arch, size: Mapping[str, int], seed: int) -> N
         values = gain * (1 + 0.1 * random.standard_normal(shape))
     else:
         values = gain / math.sqrt(shape[-1]) * random.standard_normal(shape)
+    if part.endswith("_exps"):
+        values = values[:1] + EXPERT_SPREAD * (values - values[:1])
     return values.astype(np.float32)
 
 

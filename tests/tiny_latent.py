@@ -56,6 +56,8 @@ LATENT_ARCHS = {
         },
         n_layer=3,
         first=(*LATENT, *DENSE[-4:]),
+        # three products in a row make a score
+        gains={"attn_q_b": 0.5, "attn_output": 2.0, "ffn_down_shexp": 0.3, "ffn_down_exps": 0.6},
         sizes={**SIZES, "n_ff_exp": "288", "n_ff_shexp": "576"},
     ),
     "minicpm3": Arch(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from divergence import divergences, prompt, reference, strict
 from exact import kl, log_softmax
-from models_table import written
+from models_table import COLUMNS, Column, distance, written
 from oracle import LlamaCpp
 from tiny import ARCHS, VARIANTS, write_tiny
 
@@ -52,7 +52,11 @@ def test_every_architecture_has_a_row() -> None:
 
 
 def test_the_table_of_models_has_every_architecture() -> None:
-    assert list(written()) == architectures.known(), "run: python tests/models_table.py"
+    rows = written()
+    assert list(rows) == architectures.known(), "run: python tests/models_table.py"
+    for _, *cells in rows.values():
+        for column, cell in zip(COLUMNS, cells, strict=True):
+            assert cell == "-" or float(cell) < column.limit
 
 
 def test_an_unknown_architecture_is_told_the_known_ones() -> None:
@@ -91,13 +95,8 @@ def check_quantized(path: Path, settings: Sequence[dict[str, Any]]) -> None:
         expected = reference(theirs)
     for params in settings:
         with strict(path, **params) as ours:
-            # a single position may lie on the edge between two rounded activations, and several
-            # may on that between two experts; a recurrent state carries each rounding on
-            found = divergences(ours, expected)
-            if ours.model.hparams.experts or ours.model.hparams.delta_net:
-                assert np.median(found) < 5e-3, params
-            else:
-                assert found.mean() < 2e-3, params
+            # a single position may lie on the edge between two rounded activations
+            assert divergences(ours, expected).mean() < 2e-3, params
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,18 @@ def test_default_settings_stay_close(arch: str, models: Models) -> None:
     with LlamaCpp(path) as theirs:
         expected = reference(theirs)
     with strict(path, type_k="f16", type_v="f16", flash_attn="on") as ours:
-        typical = np.median if ours.model.hparams.experts else np.max
-        assert typical(divergences(ours, expected)) < 1e-5
+        found, has_experts = divergences(ours, expected), ours.model.hparams.experts is not None
+    assert found.mean() < 1e-5
+    # F16 turns a tie now and then, as it does between two ways to run llama.cpp: 1e-4
+    assert found.max() < (1e-3 if has_experts else 1e-5)
+
+
+@pytest.mark.parametrize("column", COLUMNS[3:], ids=lambda column: column.title)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_cached_types_are_llama_cpps(arch: str, column: Column, models: Models) -> None:
+    """The columns of the table that the tests above have not."""
+    found = distance(models(arch, column.weight_type), column)
+    assert found is None or found < column.limit
 
 
 @pytest.mark.parametrize("weight_type", ["F16", "BF16", *QUANTIZED])

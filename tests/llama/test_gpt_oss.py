@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from divergence import divergences, reference, strict
 from oracle import LlamaCpp
@@ -27,8 +26,7 @@ def test_experts_in_mxfp4(weight_type: str, repack: bool, tmp_path: Path) -> Non
     with LlamaCpp(path) as theirs:
         expected = reference(theirs)
     with strict(path, flash_attn="on", repack=repack) as ours:
-        # rounding may send single tokens to other experts
-        assert np.median(divergences(ours, expected)) < 2e-3
+        assert divergences(ours, expected).mean() < 2e-3
 
 
 # ---------------------------------------------------------------- hyper-parameters

@@ -42,8 +42,7 @@ def test_weight_types(variant: str, weight_type: str, limit: float, tmp_path: Pa
     with LlamaCpp(path) as theirs:
         expected = reference(theirs)
     with strict(path, flash_attn="on") as ours:
-        # rounding may send single tokens to other experts
-        assert np.median(divergences(ours, expected)) < limit
+        assert divergences(ours, expected).mean() < limit
 
 
 # ---------------------------------------------------------------- the cache

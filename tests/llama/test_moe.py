@@ -312,12 +312,10 @@ def test_types_of_experts(weight_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("variant", ["qwen2moe", "glm4moe"])
 def test_quantized_models(variant: str, weight_type: str, tmp_path: Path) -> None:
-    """Experts are chosen by comparing, so rounding sends some tokens to others."""
     path = write_tiny(tmp_path / "m.gguf", variant, weight_type=weight_type)
     with LlamaCpp(path, n_ctx=256) as theirs, load(path, **EXACT) as ours:
         ids = prompt(theirs.n_vocab, 100)
-        distances = kl(theirs.logits(ids), ours.logits(ids, all=True))
-    assert np.median(distances) < 2e-3
+        assert kl(theirs.logits(ids), ours.logits(ids, all=True)).mean() < 2e-3
 
 
 def test_a_quantized_model_that_uses_all_experts(tmp_path: Path) -> None:
