@@ -301,7 +301,7 @@ def _fit(
     """What -fit chooses; what cannot be loaded may still be planned. Raises OutOfMemory."""
     try:
         search = Fit(file, params, context, devices or registry.devices())
-        fitted = search.run()
+        fitted = search.run(planning=no_alloc)
         if fitted is not None and not no_alloc:
             search.check(fitted)
         return fitted

@@ -79,6 +79,16 @@ def fit(params: PlacementParams, n_ctx: int, facts: Facts, measure: Measure) -> 
     return _Fit(params, facts, measure).run(n_ctx)
 
 
+def what_is_given(params: PlacementParams, n_devices: int) -> list[str]:
+    """Flags with which the user has decided what lies where."""
+    is_split = n_devices > 1 and any(params.tensor_split)
+    return [
+        *(["--gpu-layers"] if params.n_gpu_layers != AUTO else []),
+        *(["--tensor-split"] if is_split else []),
+        *dict.fromkeys(str(rule) for rule in params.rules),
+    ]
+
+
 # ---------------------------------------------------------------- layers of a device
 class Part(Enum):
     """What a layer that is not whole sends elsewhere: a pattern behind `blk.N.`."""
@@ -227,14 +237,9 @@ class _Fit:
 
     def _hands_tied(self, n_devices: int) -> str:
         """Why layers must stay where they are; empty: they need not."""
-        p = self.params
         if not self.facts.has_gpu:
             return "there is no GPU, and the host has too little memory"
-        given = [
-            *(["--gpu-layers"] if p.n_gpu_layers != AUTO else []),
-            *(["--tensor-split"] if n_devices > 1 and any(p.tensor_split) else []),
-            *dict.fromkeys(str(rule) for rule in p.rules),
-        ]
+        given = what_is_given(self.params, n_devices)
         if not given:
             return ""
         some = f"{', '.join(given[:3])}{' ...' * (len(given) > 3)}"

@@ -11,7 +11,7 @@ from pyggml.backend import Device
 from pyggml.errors import OutOfMemory
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
-from pyggml.llama.fit import MIB, Facts, Fitted, fit
+from pyggml.llama.fit import MIB, Facts, Fitted, fit, what_is_given
 from pyggml.llama.hparams import HParams
 from pyggml.llama.loader import ModelFile, ModelParams, load_model
 from pyggml.llama.memory_table import DeviceUse, memory_table
@@ -45,9 +45,15 @@ class Fit:
         self.gpus = tuple(d for d in chosen if is_gpu(d))
         self.devices = self.gpus or chosen[-1:]
 
-    def run(self) -> Fitted | None:
-        """The choice; None: there was nothing to choose. Raises ConfigError."""
+    def run(self, *, planning: bool = False) -> Fitted | None:
+        """The choice; None: there is nothing to choose. Raises ConfigError.
+
+        `planning`: what does not fit need not be found, since it is not going to be loaded.
+        """
         if not self.gpus and (self.context.n_ctx or self._is_small()):
+            return None
+        given = what_is_given(self.params.placement, len(self.gpus))
+        if planning and self.context.n_ctx and given:
             return None
         return self._fit(self.params.placement)
 
