@@ -192,6 +192,11 @@ class Cut:
             self.graph_inputs.append(leaf)
 
     # ------------------------------------------------------------ after the passes
+    @staticmethod
+    def _last_work(split: Split) -> Tensor:
+        """The node that ends a split."""
+        return next(n for n in reversed(split.graph.nodes) if n.op not in VIEW_OPS)
+
     def optimize(self) -> None:
         """Give every split its graph, in the order that its backend prefers."""
         for split in self.splits:
@@ -210,9 +215,8 @@ class Cut:
                 layout.add(_dependency([tensor]), ids[tensor])  # it lives until it is copied
                 layout.add(self.copy_of(split, i), split.backend_id)
             _add_nodes(layout, split, ids)
-            for i in split.results:
-                layout.add(_dependency([self.copy_of(split, i)]), split.backend_id)
-                layout.add(_dependency([split.inputs[i]]), ids[split.inputs[i]])
+            if split.results:  # afterwards nobody needs what was written to the copy
+                layout.add(_dependency([self._last_work(split)]), split.backend_id)
         if self.n_copies > 1:
             homes = [(self.copies[t, ids[t]], ids[t]) for t in self.graph_inputs]
             homes += [(made, split.backend_id) for split in self.splits for made in split.copies]

@@ -84,6 +84,21 @@ def test_work_away_from_memory_has_a_cause_and_one_note(caplog: pytest.LogCaptur
     assert "<stored: SET_ROWS" in note and "CUDA0 buffer" in note and "CPU does" in note
 
 
+def test_memory_of_a_copy_is_free_when_it_is_copied_back() -> None:
+    gpu, host = FakeDevice("CUDA0", refused=WRITES), cpu()
+    x, ids = input_leaf(4, 1, name="x"), new_tensor(I32, 1, name="ids").as_input()
+    sizes = []
+    for n in (1, 4):
+        graph = Graph()
+        for _ in range(n):
+            graph.expand(build.set_rows(cache_on(gpu, 4, 64), x, ids))
+        sched = scheduler(gpu, host)
+        sched.alloc_graph(graph)
+        check_no_overlap(sched.layout.graph)
+        sizes.append(sched.buffer_size(sched.backends[1]))
+    assert sizes[1] < 2 * sizes[0]
+
+
 def test_several_writes_to_one_cache_end_a_split_each() -> None:
     """Each has a fresh copy: the GPU writes to the same memory between them."""
     gpu, host = FakeDevice("CUDA0", refused={Op.SET_ROWS}), cpu()

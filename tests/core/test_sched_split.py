@@ -159,8 +159,10 @@ def test_absent_experts_are_not_copied() -> None:
 def test_experts_that_do_not_exist_are_not_copied() -> None:
     host = cpu()
     gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
+    gpu.trace = host.trace
     with pytest.raises(IdError, match="MUL_MAT_ID a: .*ids.* asks for expert 8"):
         run_moe(scheduler(gpu, host), host, [[1, 8]])
+    assert not any(" set " in t for t in host.trace)
 
 
 @pytest.mark.parametrize("late", [False, True])
