@@ -172,6 +172,7 @@ class _Describer:
         self.ids = {leaf: f"l{i}" for i, leaf in enumerate(cut.graph.leafs)}
         nodes = (node for split in cut.splits for node in split.graph.nodes)
         self.ids |= {node: f"n{i}" for i, node in enumerate(nodes)}
+        self.ids |= {node: self.ids[other] for node, other in cut.stand_ins.items()}
         places = ((split, i) for split in cut.splits for i in range(len(split.inputs)))
         self.originals: dict[Tensor, Tensor] = {}
         for k, (split, i) in enumerate(places):

@@ -27,6 +27,7 @@ class Split:
     inputs: list[Tensor] = field(default_factory=list)
     copies: list[list[Tensor]] = field(default_factory=list)  # of each input, n_copies
     results: list[int] = field(default_factory=list)  # numbers of inputs that are copied back
+    away: Tensor | None = None  # the node whose result they are
     graph: Graph = field(default_factory=Graph)
     # until this node has run, these tensors keep their memory
     alloc_deps: dict[Tensor, list[Tensor]] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Cut:
         self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}  # latest of (tensor, backend id)
         self._copied: dict[Tensor, list[tuple[Tensor, int]]] = {}  # keys of `copies` by root
         self.graph_inputs: list[Tensor] = []
+        self.stand_ins: dict[Tensor, Tensor] = {}  # for nodes that write away from their memory
         self.shares_memory = False  # a backend reads in place what another one computes
         self._cut()
         if n_copies > 1:
@@ -107,8 +109,10 @@ class Cut:
                 self.splits.append(split)
             if node.view_src is None:
                 self._replace_sources(node, split)
-            else:
+            elif self.assignment.can_read(node.view_src, split.backend_id):
                 self._write_to(node, node.view_src, split)
+            else:
+                self._write_away(i, split)
         split.stop = len(nodes)
 
     def _is_elsewhere(self, tensor: Tensor, backend_id: int) -> bool:
@@ -137,25 +141,36 @@ class Cut:
             node.src[j] = self.copies[src, split.backend_id][self.copy]
 
     def _write_to(self, node: Tensor, root: Tensor, split: Split) -> None:
-        """Copies of memory that a node writes into are out of date from then on.
-
-        If its backend cannot reach the memory, it writes to a copy, which ends the split and is
-        copied back.
-        """
-        if self.assignment.can_read(root, split.backend_id):
-            self._replace_sources(node, split)
-        else:
-            slots = [j for j, s in enumerate(node.src) if s is not None and _root(s) is root]
-            target = node.src[slots[-1]]
-            assert target is not None
-            self._copy_input(target, split)  # a fresh one, even if there is another
-            split.results.append(len(split.inputs) - 1)
-            self._replace_sources(node, split)
-            node.src[slots[-1]] = node.view_src = copy = self.copy_of(split, split.results[-1])
-            node.view_offs -= target.view_offs
-            node.buffer, node.data = copy.buffer, copy.data
+        """Copies of memory that a node writes into are out of date from then on."""
+        self._replace_sources(node, split)
         for key in self._copied.pop(root, ()):
             self.copies.pop(key, None)
+
+    def _write_away(self, i: int, split: Split) -> None:
+        """Let node number i write to a copy of the memory, which ends the split and is copied back.
+
+        Another node stands in for it; the node itself only says where the result is afterwards.
+        """
+        node, ids = self.graph.nodes[i], self.assignment.ids
+        root = node.view_src
+        assert root is not None
+        slots = [j for j, s in enumerate(node.src) if s is not None and _root(s) is root]
+        target = node.src[slots[-1]]
+        assert target is not None
+        self._copy_input(target, split)  # a fresh one, even if there is another
+        split.results.append(len(split.inputs) - 1)
+        other = Tensor(
+            node.type, node.ne, node.nb, op=node.op, src=tuple(node.src), params=node.params
+        ).named(node.name)
+        other.flags = node.flags & ~TensorFlag.OUTPUT
+        self._write_to(other, root, split)
+        other.src[slots[-1]] = other.view_src = self.copy_of(split, split.results[-1])
+        other.view_offs = node.view_offs - target.view_offs
+        self.assignment.set(other, split.backend_id, self.assignment.causes[node])
+        ids[node] = ids[target]
+        self.graph.nodes[i] = self.stand_ins[node] = other
+        self.graph.use_counts[other] = self.graph.use_counts[node]
+        split.away = node
 
     def _copy_input(self, tensor: Tensor, split: Split) -> None:
         to, n = split.backend_id, self.n_copies
@@ -192,11 +207,6 @@ class Cut:
             self.graph_inputs.append(leaf)
 
     # ------------------------------------------------------------ after the passes
-    @staticmethod
-    def _last_work(split: Split) -> Tensor:
-        """The node that ends a split."""
-        return next(n for n in reversed(split.graph.nodes) if n.op not in VIEW_OPS)
-
     def optimize(self) -> None:
         """Give every split its graph, in the order that its backend prefers."""
         for split in self.splits:
@@ -215,8 +225,9 @@ class Cut:
                 layout.add(_dependency([tensor]), ids[tensor])  # it lives until it is copied
                 layout.add(self.copy_of(split, i), split.backend_id)
             _add_nodes(layout, split, ids)
-            if split.results:  # afterwards nobody needs what was written to the copy
-                layout.add(_dependency([self._last_work(split)]), split.backend_id)
+            if split.away is not None:  # afterwards nobody needs what was written to the copy
+                layout.add(_dependency([self.stand_ins[split.away]]), split.backend_id)
+                layout.add(split.away, ids[split.away])
         if self.n_copies > 1:
             homes = [(self.copies[t, ids[t]], ids[t]) for t in self.graph_inputs]
             homes += [(made, split.backend_id) for split in self.splits for made in split.copies]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fakes import FakeDevice, cpu, read, write
+from fakes import FakeBufferType, FakeDevice, cpu, read, write
 from sched_graphs import (
     F32,
     I32,
@@ -17,7 +17,7 @@ from sched_graphs import (
 )
 
 from pyggml import build
-from pyggml.backend import DeviceType, Status, alloc_tensors, buffer_of
+from pyggml.backend import DeviceType, Status, Usage, alloc_tensors, buffer_of
 from pyggml.errors import UserError
 from pyggml.graph import Graph
 from pyggml.ops import Op
@@ -131,6 +131,31 @@ def test_experts_count_tokens_not_rows(n_tokens: int, where: str) -> None:
     assert backend_name(sched, y) == where
 
 
+@pytest.mark.parametrize(("homes", "where"), [((0, 1), "CUDA0"), ((1, 0), "CPU")])
+def test_the_first_of_several_weights_decides(homes: tuple[int, int], where: str) -> None:
+    devices = FakeDevice("CUDA0"), cpu()
+    sched = scheduler(*devices)
+    a, b = (weight(devices[home], 4, name="w") for home in homes)
+    y = build.add(a, b)
+    place(sched, y)
+    assert (backend_name(sched, y), sched.cause(y)) == (where, "1.wgt0")
+
+
+def test_weights_in_a_layout_of_the_cpu_are_not_offloaded() -> None:
+    """Nobody else could read them, even as a copy."""
+    gpu, host = FakeDevice("CUDA0", offloads=large_batch), cpu()
+    repacked = FakeBufferType(host, is_host=False)
+    host.also_reads.append(repacked)
+    w = new_tensor(F32, 4, 4, name="w")
+    buffer = alloc_tensors([w], repacked)
+    assert buffer is not None
+    buffer.set_usage(Usage.WEIGHTS)
+    y = build.mul_mat(w, input_leaf(4, MIN_BATCH, name="x"))
+    sched = scheduler(gpu, host)
+    place(sched, y)
+    assert (backend_name(sched, y), sched.cause(y)) == ("CPU", "1.wgt0")
+
+
 def test_rope_factors_do_not_decide() -> None:
     gpu, host = FakeDevice("CUDA0"), cpu()
     sched = scheduler(gpu, host)
@@ -155,6 +180,17 @@ def test_gpu_spreads_down_and_up_but_not_over_cpu_nodes() -> None:
     where = [backend_name(sched, t) for t in (above, on_gpu, below, on_cpu, rest)]
     assert where == ["CUDA0", "CUDA0", "CUDA0", "CPU", "CPU"]
     assert names(sched) == [("CUDA0", ["x"]), ("CPU", ["below"])]
+
+
+def test_the_cpu_spreads_down_and_up_where_no_gpu_has_spread() -> None:
+    gpu, host = FakeDevice("CUDA0"), cpu()
+    sched = scheduler(gpu, host)
+    above = build.scale(input_leaf(4, name="x"), 2.0)
+    on_cpu = build.mul(above, weight(host, 4, name="c"))
+    below = build.scale(on_cpu, 2.0)
+    place(sched, below)
+    assert [sched.cause(t) for t in (above, on_cpu, below)] == ["2.sup", "1.wgt1", "2.sup"]
+    assert names(sched) == [("CPU", [])]
 
 
 def test_unsupported_nodes_in_a_gpu_part_run_elsewhere() -> None:

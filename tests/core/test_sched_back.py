@@ -84,6 +84,37 @@ def test_work_away_from_memory_has_a_cause_and_one_note(caplog: pytest.LogCaptur
     assert "<stored: SET_ROWS" in note and "CUDA0 buffer" in note and "CPU does" in note
 
 
+@pytest.mark.parametrize("reads_host", [False, True])
+def test_results_of_writing_away_are_where_they_belong(reads_host: bool) -> None:
+    """Whoever reads them later reads the memory itself, with what others have written since."""
+    host = cpu()
+    gpu = FakeDevice("CUDA0", refused={Op.CPY})
+    gpu.also_reads += [host.buffer_type()] * reads_host
+    cache, w, c = cache_on(gpu, 4), weight(gpu, 4, name="w"), weight(host, 4, name="c", seed=1)
+    x = [input_leaf(4, name=f"x{i}") for i in range(2)]
+    first = build.cpy(x[0], cache).named("first").as_output()
+    graph = Graph()
+    graph.expand(first)
+    once = [build.mul(w, first).as_output(), build.mul(c, first).as_output()]
+    for node in once:
+        graph.expand(node)
+    graph.expand(build.cpy(x[1], cache))
+    twice = [build.mul(w, first).as_output(), build.mul(c, first).as_output()]
+    for node in twice:
+        graph.expand(node)
+    sched = scheduler(gpu, host)
+    sched.alloc_graph(graph)
+    check_no_overlap(sched.layout.graph)
+    assert first.data == cache.data and backend_name(sched, first) == "CUDA0"
+    for i, t in enumerate(x):
+        write(t, np.full(4, 3 + i))
+    sched.graph_compute(graph)
+    for nodes, value in ((once, 3), (twice, 4)):
+        for node, factor in zip(nodes, (w, c), strict=True):
+            np.testing.assert_array_equal(read(node), read(factor) * value)
+    np.testing.assert_array_equal(read(first).ravel(), [4] * 4)
+
+
 def test_memory_of_a_copy_is_free_when_it_is_copied_back() -> None:
     gpu, host = FakeDevice("CUDA0", refused=WRITES), cpu()
     x, ids = input_leaf(4, 1, name="x"), new_tensor(I32, 1, name="ids").as_input()
