@@ -100,7 +100,7 @@ def _pieces(pattern: str) -> Iterator[tuple[bool, str]]:
 
 
 # ---------------------------------------------------------------- from text
-def parse_rules(text: str) -> tuple[Rule, ...]:
+def parse_rules(text: str, separator: str = ",") -> tuple[Rule, ...]:
     """PATTERN=TYPE,PATTERN=TYPE: commas inside brackets, and all = but the last, are the pattern's.
 
     Raises ConfigError.
@@ -108,7 +108,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     bare = text.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
         bare = bare[1:-1]  # of a shell that passed its quotes on
-    pieces = [piece.strip() for piece in _split(bare)]
+    pieces = [piece.strip() for piece in split_list(bare, separator)]
     rules = tuple(_rule(piece, text) for piece in pieces if piece)
     if not rules:
         raise ConfigError(f"--override-tensor {text!r}: there is no rule; give PATTERN=TYPE,...")
@@ -125,7 +125,7 @@ def _rule(piece: str, text: str) -> Rule:
     return Rule(pattern.strip(), buft.strip())
 
 
-def _split(text: str) -> list[str]:
+def split_list(text: str, separator: str = ",") -> list[str]:
     """At commas outside of brackets; at every comma if the brackets do not close."""
     pieces, start, closers, in_class, i = [], 0, list[str](), False, 0
     while i < len(text):
@@ -141,11 +141,11 @@ def _split(text: str) -> list[str]:
             closers.append(CLOSING[c])
         elif closers and c == closers[-1]:
             closers.pop()
-        elif c == "," and not closers:
+        elif c == separator and not closers:
             pieces.append(text[start:i])
             start = i + 1
         i += 1
-    return text.split(",") if in_class or closers else [*pieces, text[start:]]
+    return text.split(separator) if in_class or closers else [*pieces, text[start:]]
 
 
 # ---------------------------------------------------------------- shorter words

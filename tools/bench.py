@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, Any, TypeVar
 
 from pyggml import registry
-from pyggml.backend import DeviceType
+from pyggml.backend import Device, DeviceType
 from pyggml.errors import ConfigError, UserError
 from pyggml.threads import set_own_priority
 from pyggml.tools import bench_memory, bench_startup, logs
@@ -29,10 +29,20 @@ from pyggml.tools.bench_output import Layout, make_format
 from pyggml.tools.bench_pyggml import PyggmlSide
 from pyggml.tools.bench_references import make_reference
 from pyggml.tools.bench_report import Machine, ModelInfo, Result, layout
-from pyggml.tools.bench_tasks import CPU, Task, parse_grid, tasks, thread_params
+from pyggml.tools.bench_tasks import (
+    CPU,
+    OFFLOAD,
+    PLACEMENT,
+    Task,
+    parse_grid,
+    tasks,
+    thread_params,
+)
 from pyggml.tools.cli import list_devices
+from pyggml.tools.simulated import simulated_cards
 from pyggml.tools.ui import Screen, compiling_shown
 
+PLACED = tuple(parameter.field for parameter in (*PLACEMENT, *OFFLOAD))
 R = TypeVar("R")
 Outputs = Sequence[tuple[str, IO[str]]]  # names of formats, and where they write
 
@@ -100,7 +110,9 @@ def run(values: Mapping[str, Any]) -> None:
 def _run_startup(values: Mapping[str, Any], options: Options, outputs: Outputs) -> None:
     """What --startup asks for."""
     grid = parse_grid(values)
-    given = [parameter.flag for parameter in CPU if parameter.field in values]
+    others = (*CPU, *PLACEMENT, *OFFLOAD)
+    given = [parameter.flag for parameter in others if parameter.field in values]
+    given += ["--sim-device"] if "sim_device" in values else []
     if given:
         raise ConfigError(f"--startup starts commands with -m and -t alone: leave {given[0]} away")
     compare = bool(options.reference)
@@ -113,15 +125,23 @@ def _run_models(
 ) -> None:
     """Prompts and generation, on one side or on two."""
     grid = parse_grid(values)
+    simulation = simulated_cards(values)
+    for given, flag in ((options.reference, "--vs-llama-cpp"), (options.memory, "--memory")):
+        if given and simulation is not None:
+            raise ConfigError(f"{flag} measures: leave --sim-device away")
+    if options.reference and any(field in values for field in PLACED):
+        raise ConfigError("--vs-llama-cpp compares CPUs: leave -ngl, -ot and their kin away")
     with ExitStack() as stack:
-        sides: list[Side] = [PyggmlSide()]
+        sides: list[Side] = [PyggmlSide(simulation)]
         if options.reference:
             sides.append(make_reference(options.reference, verbose=options.verbose))
         for side in sides:
             stack.callback(side.close)
         reference = sides[1] if options.reference else None
-        look = layout(grid, reference, has_memory=options.memory)
-        emit(look, results(tasks(grid), sides, options, screen.say), outputs)
+        simulated = simulation is not None
+        look = layout(grid, reference, has_memory=options.memory, simulated=simulated)
+        machine = this_machine(simulation.devices if simulation else registry.devices())
+        emit(look, results(tasks(grid), sides, options, machine, screen.say), outputs)
 
 
 def _run_op(values: Mapping[str, Any], options: Options, outputs: Outputs) -> None:
@@ -148,7 +168,11 @@ def set_priority(level: int) -> None:
 
 # ---------------------------------------------------------------- tests
 def results(
-    todo: Sequence[Task], sides: Sequence[Side], options: Options, say: Callable[[str], None]
+    todo: Sequence[Task],
+    sides: Sequence[Side],
+    options: Options,
+    machine: Machine,
+    say: Callable[[str], None],
 ) -> Iterator[Result]:
     """One after the other, as they are measured. The first side must be pyggml's."""
     mine = sides[0]
@@ -160,7 +184,6 @@ def results(
     if not options.warm_up:
         for device in registry.devices():
             device.compile_kernels()
-    machine = this_machine()
     for i, task in enumerate(todo):
         label = f"pyllama-bench: benchmark {i + 1}/{len(todo)}"
         tell = _teller(say, label) if options.progress else _silent
@@ -201,9 +224,8 @@ def _silent(text: str) -> None:
     pass
 
 
-def this_machine() -> Machine:
+def this_machine(devices: Sequence[Device]) -> Machine:
     """The devices as llama-bench names them."""
-    devices = registry.devices()
     cpus = [d.description for d in devices if d.type in (DeviceType.CPU, DeviceType.ACCEL)]
     gpus = [d.description for d in devices if d.type in (DeviceType.GPU, DeviceType.IGPU)]
     names = [re.sub(r"\d+$", "", d.name) for d in devices if d.type != DeviceType.CPU]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyggml.backend import tensor_get, tensor_set
 from pyggml.llama.batch import Batch
 from pyggml.llama.context import Context
@@ -11,6 +13,9 @@ from pyggml.tensor import Tensor
 from pyggml.tools.bench_measure import DecodingSide, IntArray, Vocabulary, Work
 from pyggml.tools.bench_tasks import Task
 from pyggml.version import __version__
+
+if TYPE_CHECKING:
+    from pyggml.backends.cuda.simulate import Simulation
 
 
 class MemoryState:
@@ -42,7 +47,9 @@ class PyggmlSide(DecodingSide[MemoryState]):
     name = "pyggml"
     version = __version__
 
-    def __init__(self) -> None:
+    def __init__(self, simulation: Simulation | None = None) -> None:
+        """With a simulation time is that of its clock."""
+        self._simulation = simulation
         self._key: tuple[object, ...] = ()
         self._model: Model | None = None
         self._context: Context | None = None
@@ -62,10 +69,23 @@ class PyggmlSide(DecodingSide[MemoryState]):
         self._close_context()
         if self._key != task.model_key:
             self.close()
-            params = ModelParams(load_mode=task.load_mode, repack=task.repack, numa=task.numa)
-            self._model = load_model(task.model, params)
+            params = ModelParams(
+                load_mode=task.load_mode,
+                repack=task.repack,
+                numa=task.numa,
+                placement=task.placement,
+            )
+            devices = self._simulation.devices if self._simulation else None
+            self._model = load_model(task.model, params, devices=devices)
             self._key = task.model_key
         self._context = Context(self.model, context_params(task))
+
+    def run(self, work: Work) -> int:
+        if self._simulation is None:
+            return super().run(work)
+        start = self._simulation.clock.now
+        super().run(work)
+        return round(1e9 * (self._simulation.clock.now - start))
 
     def vocabulary(self) -> Vocabulary:
         vocab = self.model.vocab
@@ -116,5 +136,7 @@ def context_params(task: Task) -> ContextParams:
         flash_attn=task.flash_attn,
         type_k=task.type_k,
         type_v=task.type_v,
+        kv_offload=not task.no_kv_offload,
+        op_offload=not task.no_op_offload,
         cpu=task.cpu,
     )

@@ -15,13 +15,14 @@ from pyggml.tools.bench_measure import (
     summaries,
 )
 from pyggml.tools.bench_output import BUILD, Column, Field, Layout, Samples
+from pyggml.tools.bench_placement import SHOWN, short
 from pyggml.tools.bench_tasks import FLASH_ATTN_NUMBERS, Grid, Task, varied
 from pyggml.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured."""
+    """Where it was measured, or with simulated cards: what was modelled."""
 
     cpu_info: str
     gpu_info: str = ""
@@ -68,11 +69,15 @@ class Result:
 
 
 def layout(
-    grid: Grid, reference: Side | None = None, *, has_memory: bool = False
+    grid: Grid,
+    reference: Side | None = None,
+    *,
+    has_memory: bool = False,
+    simulated: bool = False,
 ) -> Layout[Result]:
     """The layout of a run; with a `reference` that of a comparison."""
     fields, samples = list(FIELDS), list(SAMPLES)
-    columns = compared_columns(grid) if reference else plain_columns(grid)
+    columns = compared_columns(grid) if reference else plain_columns(grid, simulated)
     if reference:
         fields += COMPARED_FIELDS
         samples += COMPARED_SAMPLES
@@ -80,11 +85,13 @@ def layout(
         n_sides = 2 if reference else 1
         fields += PEAK_FIELDS[:n_sides]
         columns += PEAK_COLUMNS[:n_sides]
-    return Layout("llama_bench", fields, columns, samples, lambda: footer(reference))
+    return Layout("llama_bench", fields, columns, samples, lambda: footer(reference, simulated))
 
 
-def footer(reference: Side | None) -> str:
+def footer(reference: Side | None, simulated: bool = False) -> str:
     """What was measured; only a run tells the version of some references."""
+    if simulated:
+        return f"{MODELLED}\n{BUILD}"
     return f"{LEGEND}\n{BUILD}, llama.cpp: {reference.version}" if reference else BUILD
 
 
@@ -108,20 +115,20 @@ FIELDS: Sequence[Field[Result]] = (
     Field("poll", int, lambda r: r.task.poll),
     Field("type_k", str, lambda r: r.task.type_k),
     Field("type_v", str, lambda r: r.task.type_v),
-    Field("n_gpu_layers", int, lambda r: -1),
-    Field("n_cpu_moe", int, lambda r: 0),
-    Field("split_mode", str, lambda r: "layer"),
-    Field("main_gpu", int, lambda r: 0),
-    Field("no_kv_offload", bool, lambda r: False),
+    Field("n_gpu_layers", int, lambda r: r.task.n_gpu_layers),
+    Field("n_cpu_moe", int, lambda r: r.task.n_cpu_moe),
+    Field("split_mode", str, lambda r: r.task.split_mode),
+    Field("main_gpu", int, lambda r: r.task.main_gpu),
+    Field("no_kv_offload", bool, lambda r: r.task.no_kv_offload),
     Field("flash_attn", int, lambda r: FLASH_ATTN_NUMBERS[r.task.flash_attn]),
-    Field("devices", str, lambda r: "auto"),
-    Field("tensor_split", str, lambda r: "0.00"),
-    Field("tensor_buft_overrides", str, lambda r: "none"),
+    Field("devices", str, lambda r: r.task.devices),
+    Field("tensor_split", str, lambda r: r.task.tensor_split),
+    Field("tensor_buft_overrides", str, lambda r: r.task.overrides),
     Field("load_mode", str, lambda r: r.task.load_mode),
     Field("lazy_mode", str, lambda r: "auto"),
     Field("embeddings", bool, lambda r: False),
-    Field("no_op_offload", int, lambda r: 0),
-    Field("no_host", bool, lambda r: False),
+    Field("no_op_offload", int, lambda r: int(r.task.no_op_offload)),
+    Field("no_host", bool, lambda r: r.task.no_host),
     Field("repack", bool, lambda r: r.task.repack),
     Field("fit_target", int, lambda r: 0),
     Field("fit_min_ctx", int, lambda r: 0),
@@ -186,6 +193,16 @@ VARIED = {
     "flash_attn": Column("fa", lambda r: str(FLASH_ATTN_NUMBERS[r.task.flash_attn]), 3),
     "load_mode": _varied("load_mode", "lm", 10),
     "repack": _varied("repack", "rpk", 3),
+    "n_gpu_layers": _varied("n_gpu_layers", "ngl", 3),
+    "n_cpu_moe": _varied("n_cpu_moe", "n_cpu_moe", 0),
+    "split_mode": _varied("split_mode", "sm", 6),
+    "main_gpu": _varied("main_gpu", "main_gpu", 0),
+    "devices": Column("dev", lambda r: r.task.devices, 12, left=True),
+    "tensor_split": _varied("tensor_split", "ts", 0),
+    "overrides": Column("ot", lambda r: short(r.task.overrides), SHOWN),
+    "no_host": _varied("no_host", "noh", 4),
+    "no_op_offload": _varied("no_op_offload", "nopo", 4),
+    "no_kv_offload": _varied("no_kv_offload", "nkvo", 0),
     "cpu_mask": _varied("cpu_mask", "cpu_mask", 10),
     "cpu_range": _varied("cpu_range", "range", 7),
     "cpu_strict": _varied("cpu_strict", "strict", 6),
@@ -196,6 +213,7 @@ PEAK_COLUMNS: Sequence[Column[Result]] = (
     Column("peak memory", lambda r: _mebibytes(r.peaks[0]), 12),
     Column("llama.cpp's", lambda r: _mebibytes(r.peaks[1]), 12),
 )
+MODELLED = "the cards are simulated: times are modelled, not measured"
 LEGEND = (
     "t/s: mean ± standard deviation (median); ratio: of the medians, above 1 pyggml is faster\n"
     "foreign: cores that other programs used in the worst round; *: above "
@@ -203,10 +221,11 @@ LEGEND = (
 )
 
 
-def plain_columns(grid: Grid) -> list[Column[Result]]:
+def plain_columns(grid: Grid, simulated: bool = False) -> list[Column[Result]]:
     """llama-bench's."""
     own = [VARIED[name] for name in varied(grid)]
-    rate: Column[Result] = Column("t/s", lambda r: _rate(r.mine), 20)
+    title = "modelled t/s" if simulated else "t/s"
+    rate: Column[Result] = Column(title, lambda r: _rate(r.mine), 20)
     return [MODEL, SIZE, PARAMS, BACKEND, THREADS, *own, TEST, rate]
 
 

@@ -13,7 +13,9 @@ from pyggml.errors import ConfigError, UserError
 from pyggml.llama.context_params import CACHE_TYPES, FLASH_ATTN
 from pyggml.llama.cpu_params import CpuParams
 from pyggml.llama.loader import LOAD_MODES
+from pyggml.llama.placement_params import PlacementParams
 from pyggml.threads import POLL, POLLS, ThreadParams, parse_mask, parse_range, usable_cpus
+from pyggml.tools import bench_placement
 
 Parse = Callable[[str, str], list[Any]]  # flag, text -> values; raises ConfigError
 Grid = Mapping[str, tuple[Any, ...]]
@@ -35,6 +37,16 @@ class Task:
     numa: str = ""
     load_mode: str = "auto"
     repack: bool = True
+    n_gpu_layers: int = -1  # as the next seven: see bench_placement
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    devices: str = bench_placement.AUTO
+    tensor_split: str = bench_placement.NO_SPLIT
+    overrides: str = bench_placement.NONE
+    no_host: bool = False
+    no_kv_offload: bool = False
+    no_op_offload: bool = False
     n_batch: int = 2048
     n_ubatch: int = 512
     type_k: str = "f16"
@@ -47,7 +59,13 @@ class Task:
     @property
     def model_key(self) -> tuple[object, ...]:
         """The model is loaded anew where this changes."""
-        return self.model, self.load_mode, self.repack, self.numa
+        return self.model, self.load_mode, self.repack, self.numa, self.placement
+
+    @property
+    def placement(self) -> PlacementParams:
+        """What lies where."""
+        fields = {name: getattr(self, name) for name in bench_placement.DEFAULTS}
+        return bench_placement.placement(fields)
 
     @property
     def cpu(self) -> CpuParams:
@@ -224,16 +242,37 @@ CPU_FIELDS = tuple(parameter.field for parameter in CPU)
 LOAD_MODE = Parameter("load_mode", "-lm", _names(LOAD_MODES), ("auto",))
 REPACK = Parameter("repack", "--repack", one_of(ZERO_ONE), (True,))
 THREADS = Parameter("n_threads", "-t", at_least(1))
+PLACEMENT = tuple(
+    Parameter(field, flag, parse, (bench_placement.DEFAULTS[field],))
+    for field, flag, parse in (
+        ("n_gpu_layers", "-ngl", bench_placement.gpu_layers),
+        ("n_cpu_moe", "-ncmoe", at_least(0)),
+        ("split_mode", "-sm", bench_placement.split_modes),
+        ("main_gpu", "-mg", bench_placement.main_gpus),
+        ("devices", "-dev", bench_placement.device_lists),
+        ("tensor_split", "-ts", bench_placement.splits),
+        ("overrides", "-ot", bench_placement.rule_sets),
+        ("no_host", "--no-host", one_of(ZERO_ONE)),
+    )
+)
+OFFLOAD = (
+    Parameter("no_op_offload", "-nopo", one_of(ZERO_ONE), (False,)),
+    Parameter("no_kv_offload", "-nkvo", one_of(ZERO_ONE), (False,)),
+)
 
 # from the outermost loop to the innermost
 OUTER = (
     Parameter("model", "-m", files),
+    *PLACEMENT[:3],
     LOAD_MODE,
+    *PLACEMENT[3:],
     REPACK,
+    OFFLOAD[0],
     Parameter("n_batch", "-b", at_least(1), (2048,)),
     Parameter("n_ubatch", "-ub", at_least(1), (512,)),
     Parameter("type_k", "-ctk", _names(tuple(CACHE_TYPES)), ("f16",)),
     Parameter("type_v", "-ctv", _names(tuple(CACHE_TYPES)), ("f16",)),
+    OFFLOAD[1],
     Parameter("flash_attn", "-fa", one_of(FLASH_ATTN_NAMES), ("auto",)),
     THREADS,
     *CPU[:3],
@@ -299,6 +338,7 @@ def varied(grid: Grid) -> list[str]:
         "flash_attn",
         "load_mode",
         "repack",
+        *(parameter.field for parameter in (*PLACEMENT, *OFFLOAD)),
         *CPU_FIELDS,
         "numa",
     )

@@ -45,6 +45,36 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             tools=ONLY,
         ),
     ),
+    "Devices and placement: lists of values as well": (
+        _list("-ngl --n-gpu-layers", "n_gpu_layers", "layers on GPUs: numbers, auto, all", "auto"),
+        _list("-ncmoe --n-cpu-moe", "n_cpu_moe", "experts of so many layers on the CPU", "0"),
+        _list("-sm --split-mode", "split_mode", "", "layer", "layer|none,..."),
+        _list("-mg --main-gpu", "main_gpu", "the GPU of -sm none", "0"),
+        _list(
+            "-dev --device",
+            "devices",
+            "GPUs; those of one test joined by /",
+            "auto",
+            "NAME/NAME,...",
+        ),
+        _list(
+            "-ts --tensor-split",
+            "tensor_split",
+            "shares of the layers for each GPU; those of one test joined by /",
+            "by free memory",
+            "N/N,...",
+        ),
+        _list(
+            "-ot --override-tensor",
+            "overrides",
+            "rules as in pyllama-cli, those of one test joined by ; (none: a test without rules)",
+            "none",
+            "REGEX=TYPE;...,...",
+        ),
+        _list("-nkvo --no-kv-offload", "no_kv_offload", "caches on the CPU", "0", "0|1,..."),
+        _list("-nopo --no-op-offload", "no_op_offload", "", "0", "0|1,..."),
+        _list("--no-host", "no_host", "no pinned memory for weights", "0", "0|1,..."),
+    ),
     "Threads: lists of values as well; llama.cpp's side runs with the same": (
         _list(
             "-C --cpu-mask",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pyggml.tools.flag import Flag
+from pyggml.tools.flag import ALL, Flag
 
 SIMULATED: Sequence[Flag] = (
     Flag(
@@ -12,6 +12,7 @@ SIMULATED: Sequence[Flag] = (
         env="SIM_DEVICE",
         metavar="NAME[:MEM][,OPTION=VALUE...]",
         repeat=True,
+        tools=ALL,
     ),
     Flag(
         "--sim-trace",

@@ -254,7 +254,7 @@ def test_without_warm_up_kernels_are_compiled_before(
         (["-m", "{m}", "-p", "0", "-n", "0"], 1, "nothing to measure"),
         (["-m", "{m}", "-ctv", "q9_9"], 1, "-ctv q9_9: one of f32, f16, bf16"),
         (["-m", "{m}", "-o", "xml"], 2, "'xml' is not one of"),
-        (["-m", "{m}", "-ngl", "99"], 2, "No such option"),
+        (["-m", "{m}", "-cnv"], 2, "No such option"),
     ],
 )
 @pytest.mark.usefixtures("reference_device")
