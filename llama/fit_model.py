@@ -73,7 +73,7 @@ class Fit:
     def measure(self, placement: PlacementParams, n_ctx: int) -> Sequence[DeviceUse]:
         """The GPUs, or the CPU if there are none, with a placement and a size of context."""
         params = replace(self.params, placement=placement)
-        with _quiet():
+        with quiet():
             model = load_model(self.file, params, devices=self.available, no_alloc=True)
             context = Context(model, replace(self.context, n_ctx=n_ctx))
             try:
@@ -115,7 +115,7 @@ def cache_width(hp: HParams) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What is measured is not what will be loaded: its warnings would mislead."""
     logger = logging.getLogger("pyggml")
     level = logger.level

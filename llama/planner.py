@@ -6,7 +6,7 @@ Layers are costed one by one (planner_layers), the best combinations are searche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from pyggml.errors import ConfigError, OutOfMemory
 from pyggml.estimate import Estimate, estimate
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
-from pyggml.llama.loader import Model, ModelParams, load_model
+from pyggml.llama.fit_model import quiet
+from pyggml.llama.loader import Model, ModelFile, ModelParams, load_model, open_model
 from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
 from pyggml.llama.planner_layers import LayerCost, Layers, Mode, Pattern, patterns_of
@@ -34,7 +35,7 @@ GOALS: Mapping[str, tuple[float, float]] = {
     "mix": (1.0, 4.0),
 }
 ATTEMPTS = 8  # plans made for real, at most
-CLOSE = 0.005  # share of the time for which a shorter line is preferred
+CLOSE = 0.003  # share of the time for which a shorter line is preferred
 WORTH = 0.1  # share of a device that keys and values must take to be kept elsewhere
 
 
@@ -161,11 +162,12 @@ def plan(
         raise ConfigError(
             "there is no GPU to plan for: name one to simulate, as --sim-device rtx3060"
         )
-    search = _Planner(Path(path), tuple(devices), params, options, base)
-    try:
-        return search.run()
-    finally:
-        search.close()
+    with quiet():  # the same is loaded again and again
+        search = _Planner(Path(path), tuple(devices), params, options, base)
+        try:
+            return search.run()
+        finally:
+            search.close()
 
 
 def modelled(model: Model, context: Context, options: PlannerParams) -> tuple[Modelled, int]:
@@ -209,16 +211,20 @@ class _Candidate(NamedTuple):
     flags: Flags
 
 
-def simplest(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    """Fastest first, without those to which a shorter line comes close."""
-    return [
-        c
-        for c in sorted(candidates, key=lambda c: c.seconds)
-        if not any(
-            len(str(o.flags)) < len(str(c.flags)) and o.seconds < c.seconds * (1 + CLOSE)
-            for o in candidates
-        )
-    ]
+def in_order(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Fastest first, but for those to which a shorter line comes close: they come last.
+
+    Among the last, other modes than the fastest one's come first: they show what it is worth.
+    """
+    ranked = sorted(candidates, key=lambda c: c.seconds)
+    rest = [c for c in ranked if any(_is_nicer(other, c) for other in ranked)]
+    kept = [c for c in ranked if c not in rest]
+    slower = [c for c in rest if c.seconds >= min(k.seconds for k in kept)]
+    return [*kept, *sorted(slower, key=lambda c: c.mode == kept[0].mode)]
+
+
+def _is_nicer(a: _Candidate, b: _Candidate) -> bool:
+    return len(str(a.flags)) < len(str(b.flags)) and a.seconds < b.seconds * (1 + CLOSE)
 
 
 class _Planner:
@@ -232,10 +238,10 @@ class _Planner:
         options: PlannerParams,
         base: ModelParams,
     ) -> None:
-        self.path = path
         self.devices = devices
         self.options = options
         self.base = base
+        self.file = open_model(path, base.overrides, allow_no_data=True)
         everything = PlacementParams(n_gpu_layers=ALL_LAYERS, tensor_split=(1.0,), fit=False)
         self.model = self._load(everything)
         self.gpus = self.model.placement.gpus
@@ -246,16 +252,16 @@ class _Planner:
 
     def close(self) -> None:
         self.layers.close()
-        self.model.close()
+        self.model.close()  # and the file
 
     def _load(self, placement: PlacementParams) -> Model:
         params = replace(self.base, placement=placement)
-        return load_model(self.path, params, devices=self.devices, no_alloc=True)
+        return load_model(self.file, params, devices=self.devices, no_alloc=True)
 
     # ------------------------------------------------------------ the search
     def run(self) -> Plan:
         lacking = {mode: np.zeros(len(self.gpus)) for mode in self._modes()}
-        candidates = simplest([c for mode in lacking for c in self._search(mode, lacking[mode])])
+        candidates = in_order([c for mode in lacking for c in self._search(mode, lacking[mode])])
         choices: dict[str, Choice] = {}
         for _ in range(ATTEMPTS):
             if not candidates or len(choices) == self.options.n_best:
@@ -269,7 +275,7 @@ class _Planner:
             else:  # the small graphs promised too much: look again with less room
                 lacking[mode] += missing
                 others = [c for c in candidates if c.mode != mode]
-                candidates = simplest([*others, *self._search(mode, lacking[mode])])
+                candidates = in_order([*others, *self._search(mode, lacking[mode])])
         if not choices:
             raise OutOfMemory(self._nothing_fits())
         goal = self.options.goal
@@ -378,7 +384,14 @@ class _Planner:
         """Plan with flags; or how many bytes each device lacks."""
         none = np.zeros(len(self.gpus))
         try:
-            choice = planned(self.path, self.devices, self.params, flags, self.options, self.base)
+            choice = planned(
+                self.file,
+                self.devices,
+                flags.context(self.params),
+                flags.placement,
+                self.options,
+                self.base,
+            )
         except OutOfMemory:
             return None, none + self.options.margin / 2
         free = np.array([d.free for d in choice.memory.devices[: len(self.gpus)]])
@@ -389,7 +402,8 @@ class _Planner:
         for p in solution.patterns:
             for name in self.patterns[p].moved:
                 moved[name] = moved.get(name, 0) + 1
-        return replace(choice, layers=tuple(self._device_names(solution)), moved=moved), none
+        names = tuple(self._device_names(solution))
+        return replace(choice, flags=flags, layers=names, moved=moved), none
 
     def _nothing_fits(self) -> str:
         sizes = ", ".join(f"{g.name} {g.memory().free / MIB:,.0f} MiB" for g in self.gpus)
@@ -401,32 +415,26 @@ class _Planner:
 
 
 def planned(
-    path: Path,
+    file: ModelFile,
     devices: Sequence[Device],
     params: ContextParams,
-    flags: Flags,
+    placement: PlacementParams,
     options: PlannerParams,
     base: ModelParams | None = None,
 ) -> Choice:
-    """One placement with its memory and its modelled times. Raises OutOfMemory."""
-    model_params = replace(base or ModelParams(), placement=flags.placement)
-    model = load_model(path, model_params, devices=devices, no_alloc=True)
+    """One placement of an open file with its memory and its modelled times. Raises OutOfMemory."""
+    model_params = replace(base or ModelParams(), placement=placement)
+    model = load_model(file, model_params, devices=devices, no_alloc=True)
+    context = Context(model, params)
     try:
-        context = Context(model, flags.context(params))
-        try:
-            table = memory_table(model, context)
-            times, host_bytes = modelled(model, context, options)
-        finally:
-            context.close()
+        table = memory_table(model, context)
+        times, host_bytes = modelled(model, context, options)
     finally:
-        model.close()
+        context.close()
     names = tuple(d.name for d in model.placement.layers[:-1])
+    mode = Mode(params.kv_offload, params.op_offload, placement.no_host)
+    flags = Flags(placement.n_gpu_layers, mode=mode)
     return Choice(flags, table, times, host_bytes, names, {})
-
-
-def patterns_in(choice: Choice) -> Iterator[tuple[str, int]]:
-    """Matrices that were moved to the CPU, and in how many layers."""
-    yield from sorted(choice.moved.items())
 
 
 __all__ = [

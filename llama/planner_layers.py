@@ -26,6 +26,7 @@ from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
 COPIES = 3  # of a layer, in small graphs
+NONE = -1  # no layer but the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ class Layers:
             if name.startswith(prefix)
         }
         kept = [(t.type, t.ne) for layer, t in self._kept() if layer == il]
-        return (*sorted(tensors.items()), *kept, self.hp.swa(il))
+        is_last = il == self.n_layer - 1
+        return (*sorted(tensors.items()), *kept, self.hp.swa(il), is_last)
 
     def _kept(self) -> Iterator[tuple[int, Tensor]]:
         """Keys, values and states with their layers."""
@@ -183,56 +185,48 @@ class Layers:
 
     # ------------------------------------------------------------ small graphs
     def cost(self, il: int, pattern: Pattern, mode: Mode) -> LayerCost:
-        """Of a layer between its like."""
-        il = self._stand_in(il)
+        """Of a layer between its like; of the last one, what it takes more than on its device."""
+        copies = 1 if il == self.n_layer - 1 else COPIES
         token = self._more(il, pattern, replace(mode, op_offload=True), 1)  # never offloaded
         ubatch = self._more(il, pattern, mode, self._n_tokens)
-        return LayerCost(*token, *ubatch)
+        return LayerCost(*(x / copies for x in (*token, *ubatch)))
 
     def compute(self, il: int, pattern: Pattern, mode: Mode) -> tuple[int, ...]:
         """Bytes to compute in, by backend, if a layer is placed so."""
-        layer = self._split(self._stand_in(il), pattern, mode, self._n_tokens).sizes
+        layer = self._split(il, pattern, mode, self._n_tokens).sizes
         return tuple(max(pair) for pair in zip(layer, self._logits(mode), strict=True))
 
     def ends(self, mode: Mode) -> LayerCost:
-        """What is not of layers: the embedding and the output."""
-        last = self.n_layer - 1
-        both = [self._split(-1, ON_DEVICE, mode, n) for n in (1, self._n_tokens)]
-        whole = LayerCost(*(x for s in both for x in (s.seconds, s.weights)))
-        return whole.scaled(-1.0, self.cost(last, ON_DEVICE, mode))
+        """What is always there: the embedding, the last layer on its device, the output."""
+        both = [self._split(NONE, ON_DEVICE, mode, n) for n in (1, self._n_tokens)]
+        return LayerCost(*(x for s in both for x in (s.seconds, s.weights)))
 
     @property
     def _n_tokens(self) -> int:
         return min(self.params.n_ctx, self.params.n_ubatch)
 
-    def _stand_in(self, il: int) -> int:
-        """A layer of the same kind that is not the last one, or the one before that."""
-        others = [i for i, kind in enumerate(self.kinds[:-1]) if kind == self.kinds[il]]
-        return others[0] if others else max(0, self.n_layer - 2)
-
     def _more(self, il: int, pattern: Pattern, mode: Mode, n_tokens: int) -> tuple[float, float]:
-        """Seconds and bytes of the host's weights that one layer adds."""
-        without, with_ = (self._split(i, pattern, mode, n_tokens) for i in (-1, il))
-        return (
-            (with_.seconds - without.seconds) / COPIES,
-            (with_.weights - without.weights) / COPIES,
-        )
+        """Seconds and bytes of the host's weights that a layer, or its copies, add."""
+        without, with_ = (self._split(i, pattern, mode, n_tokens) for i in (NONE, il))
+        return with_.seconds - without.seconds, with_.weights - without.weights
 
     def _logits(self, mode: Mode) -> tuple[int, ...]:
         """Bytes to compute in for the logits of all tokens of a ubatch."""
-        return self._split(-1, ON_DEVICE, mode, self._n_tokens, all_logits=True).sizes
+        return self._split(NONE, ON_DEVICE, mode, self._n_tokens, all_logits=True).sizes
 
     def _split(
         self, il: int, pattern: Pattern, mode: Mode, n_tokens: int, *, all_logits: bool = False
     ) -> _Split:
-        """Copies of a layer (-1: none), then the last one, which is on its device."""
-        if il < 0:
+        """Copies of a layer, then the last one on its device; or the last one with the pattern.
+
+        The last layer computes no more than the rows whose logits are wanted.
+        """
+        if il == NONE:
             pattern = ON_DEVICE
-        key = (il if il < 0 else self.kinds[il], pattern, mode, n_tokens, all_logits)
+        key = (il if il == NONE else self.kinds[il], pattern, mode, n_tokens, all_logits)
         if key not in self._splits:
-            self._splits[key] = self._new_split(
-                il, pattern, mode, GraphShape(n_tokens, n_tokens if all_logits else 1, self._n_kv)
-            )
+            shape = GraphShape(n_tokens, n_tokens if all_logits else 1, self._n_kv)
+            self._splits[key] = self._new_split(il, pattern, mode, shape)
         return self._splits[key]
 
     def _new_split(self, il: int, pattern: Pattern, mode: Mode, shape: GraphShape) -> _Split:
@@ -243,9 +237,13 @@ class Layers:
         builder = Builder(
             self.hp, shape, self.memory, flash_attn=self.flash_attn, n_ctx=params.n_ctx
         )
-        copies = (self._layer(il, pattern, mode),) * COPIES if il >= 0 else ()
         weights = Weights(self._ends(mode), 0)
-        weights.layers = (*copies, self._layer(last, ON_DEVICE, mode))
+        if il in (NONE, last):
+            weights.layers = (self._layer(last, pattern, mode),)
+        else:
+            # each with tensors of its own: a weight that is copied once would stay for the next
+            copies = (self._layer(il, pattern, mode) for _ in range(COPIES))
+            weights.layers = (*copies, self._layer(last, ON_DEVICE, mode))
         builder.graph.expand(self.model.arch.graph(builder, weights))
         sched = Scheduler(
             self.backends,
@@ -260,7 +258,7 @@ class Layers:
 
     def _placement(self, il: int, pattern: Pattern) -> Placement:
         layers = list(self.model.placement.layers)
-        if il >= 0 and not pattern.on_device:
+        if il != NONE and not pattern.on_device:
             layers[il] = self.model.devices[-1]
         return replace(self.model.placement, layers=tuple(layers))
 

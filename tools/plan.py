@@ -72,6 +72,7 @@ def _answer(values: Mapping[str, Any], path: Path, screen: Screen) -> None:
         if gguf.nbytes > devices[-1].memory().free:
             screen.status("measuring the disk")
             options = replace(options, disk_gbs=disk_gbs(path, default_cache()))
+            head.append(_disk(options.disk_gbs))
     screen.status("searching")
     found = plan(path, devices, params, options)
     verified = verify(path, values, found.choices[0], params) if values.get("verify") else None
@@ -98,6 +99,12 @@ def _head(gguf: Gguf, devices: Sequence[Device]) -> Iterator[str]:
         free = device.memory().free / GIB
         host = ", its speed is measured" if device.type == DeviceType.CPU else ""
         yield f"{device.name}: {device.description}, {free:.1f} GiB free{host}"
+
+
+def _disk(gbs: float) -> str:
+    if not gbs:
+        return "Disk: could not be measured, what is read from it is left out"
+    return f"Disk: {gbs:.1f} GB/s (measured): the model is larger than what is free of memory"
 
 
 def _choices(values: Mapping[str, Any], found: Plan) -> Iterator[str]:
