@@ -187,7 +187,7 @@ class Builder:
         hp = self.hp
         scaling = hp.rope_of(il)
         params = rope_params(hp, scaling)
-        factors = rope_factors(w.layers[il], self.n_ctx > scaling.n_ctx_orig)
+        factors = rope_factors(w.layer(il), self.n_ctx > scaling.n_ctx_orig)
         return build.rope_ext(x, self.inputs.pos, factors, params)
 
     def temper(self, q: Tensor, il: int) -> Tensor:

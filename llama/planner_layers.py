@@ -237,13 +237,17 @@ class Layers:
         builder = Builder(
             self.hp, shape, self.memory, flash_attn=self.flash_attn, n_ctx=params.n_ctx
         )
-        weights = Weights(self._ends(mode), 0)
         if il in (NONE, last):
-            weights.layers = (self._layer(last, pattern, mode),)
+            layers = [self._layer(last, pattern, mode)]
         else:
             # each with tensors of its own: a weight that is copied once would stay for the next
-            copies = (self._layer(il, pattern, mode) for _ in range(COPIES))
-            weights.layers = (*copies, self._layer(last, ON_DEVICE, mode))
+            layers = [self._layer(il, pattern, mode) for _ in range(COPIES)]
+            layers.append(self._layer(last, ON_DEVICE, mode))
+        weights = Weights(
+            {k: t for part in (self._ends(mode), *layers) for k, t in part.items()}, 0
+        )
+        numbers = [last] if len(layers) == 1 else [*[il] * COPIES, last]
+        weights.layers = tuple(map(Layer, layers, numbers))
         builder.graph.expand(self.model.arch.graph(builder, weights))
         sched = Scheduler(
             self.backends,
@@ -269,14 +273,14 @@ class Layers:
             away = not mode.kv_offload or (layer == il and not pattern.on_device)
             t.buffer, t.data = _buffer(cpu if away else device, Usage.ANY), BASE
 
-    def _layer(self, il: int, pattern: Pattern, mode: Mode) -> Layer:
+    def _layer(self, il: int, pattern: Pattern, mode: Mode) -> Mapping[str, Tensor]:
+        """Fresh tensors of a layer, where the pattern wants them."""
         prefix = f"blk.{il}."
-        tensors = {
+        return {
             name: self._moved(t, self.buft(name, pattern, mode))
             for name, t in self.model.weights.tensors.items()
             if name.startswith(prefix)
         }
-        return Layer(tensors, il)
 
     def _ends(self, mode: Mode) -> Mapping[str, Tensor]:
         bufts = self.bufts(on_device=True, no_host=mode.no_host)

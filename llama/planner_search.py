@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-ON_CPU = 0  # the pattern of layers that are not on a device
+ON_CPU, WHOLE = 0, 1  # patterns of layers that are not on a device, and wholly there
 STEPS = 2048  # of memory: sizes are rounded up to as many parts of what there is
 
 
@@ -91,16 +91,16 @@ def _on_first(patterns: Sequence[int]) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- few runs, one device
 def _few_runs(problem: Problem) -> list[Solution]:
-    """For each three patterns the best places to change from one to the next."""
+    """The best of one, two and three runs of equal layers, and of layers that are not parted."""
     if len(problem.budget) > 1:
         return []
     n = problem.n_layer
     time, size = _sums(problem.seconds), _sums(problem.nbytes)
     a, b = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
     in_order = a <= b
-    best: dict[int, Solution] = {}
+    best: dict[object, Solution] = {}
     for p, q, r in itertools.product(range(problem.n_pattern), repeat=3):
-        if ON_CPU in (q, r) or (q == r and q == p):
+        if ON_CPU in (q, r):
             continue
         seconds = _of_runs(time, p, q, r)
         used = _of_runs(size, p, q, r) + problem.compute[[p, q, r]].max()
@@ -108,10 +108,13 @@ def _few_runs(problem: Problem) -> list[Solution]:
         i, j = (int(k) for k in np.unravel_index(int(seconds.argmin()), seconds.shape))
         if np.isfinite(seconds[i, j]):
             patterns = (p,) * i + (q,) * (j - i) + (r,) * (n - j)
-            n_runs = len(list(itertools.groupby(patterns)))
             found = Solution(float(seconds[i, j]), patterns, _on_first(patterns))
-            if n_runs not in best or found.seconds < best[n_runs].seconds:
-                best[n_runs] = found
+            kinds: list[object] = [len(list(itertools.groupby(patterns)))]
+            if {p, q, r} <= {ON_CPU, WHOLE}:
+                kinds.append("whole layers")
+            for kind in kinds:
+                if kind not in best or found.seconds < best[kind].seconds:
+                    best[kind] = found
     return list(best.values())
 
 

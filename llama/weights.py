@@ -61,6 +61,10 @@ class Weights:
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(name)
 
+    def layer(self, il: int) -> Layer:
+        """A layer by its number; `layers` are those that a graph is made of."""
+        return Layer(self.tensors, il)
+
 
 class WantList:
     """Collects wants: `layer.linear("attn_q", n_in, n_out, bias=...)` and the like."""
