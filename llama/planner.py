@@ -25,7 +25,7 @@ from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
 from pyggml.llama.planner_layers import LayerCost, Layers, Mode, Pattern, patterns_of
 from pyggml.llama.planner_rules import Moved, rules_of, shortest_flags
-from pyggml.llama.planner_search import Floats, Problem, Solution, search, tidy
+from pyggml.llama.planner_search import WHOLE, Floats, Problem, Solution, search, tidy
 
 MIB = 1 << 20
 # what counts, in tokens: one that is generated, and so many of prompts
@@ -298,6 +298,9 @@ class _Planner:
         ends = self._seconds(self.layers.ends(mode))
         found = []
         for solution in search(problem):
+            on_cpu = any(p != WHOLE for p in solution.patterns)
+            if (mode.no_host or not mode.op_offload) and not on_cpu:
+                continue  # the same as without these flags
             if mode.no_host and not self._fits_host(solution):
                 continue
             same = [solution, tidy(solution, self.layers.kinds)]

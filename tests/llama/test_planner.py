@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from model_shapes import SHAPES, write_header
-from tiny import write_tiny
 
 from pyggml.backend import Device
 from pyggml.backends.cuda.simulate import Simulation
@@ -198,13 +197,15 @@ def test_layers_are_spread_over_two_devices(tmp_path) -> None:
     assert two.modelled.token < one.modelled.token
 
 
-def test_a_dense_model(tmp_path) -> None:
-    devices = machine("rtx3060:1GiB")
+def test_a_dense_model(smollm2) -> None:
     options = PlannerParams(goal="generation", margin=0, ram=ROOM)
-    path = write_tiny(tmp_path / "tiny.gguf", "llama")
-    found = plan(path, devices, ContextParams(n_ctx=256), options)
-    assert str(found.choices[0].flags).startswith("-ngl 99")
-    assert all(d.free >= 0 for c in found.choices for d in c.memory.devices[:-1])
+    params = ContextParams(n_ctx=256)
+    whole = plan(smollm2, machine("rtx3060:1GiB"), params, options).choices[0]
+    assert str(whole.flags) == "-ngl 99"
+    little = plan(smollm2, machine("rtx3060:160MiB"), params, options).choices[0]
+    assert little.memory.devices[0].free >= 0
+    assert little.modelled.token > whole.modelled.token
+    assert "CPU" in little.layers or "ffn_" in little.flags.rules
 
 
 def test_what_does_not_fit_into_memory_of_the_host_is_read_from_disk(tmp_path) -> None:
