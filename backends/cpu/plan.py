@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyggml.backend import is_noop
@@ -51,7 +51,7 @@ class Plan:
         steps: list[Step] = []
         self.labels: list[Label] = []
         self._ids: dict[int, IdsUse] = {}  # by step
-        for nodes, step in _lower(graph, graph.nodes, n_threads, fuse):
+        for nodes, step in _lower(graph, n_threads, fuse):
             for use in filter(None, map(ids_use, nodes)):
                 self._ids[len(steps)] = use
             steps.append(step)
@@ -114,11 +114,19 @@ class Plan:
 def kernel_names(graph: Graph, n_threads: int, *, fuse: bool = True) -> set[str]:
     """The kernels that a plan of the graph would call; nodes of other devices have none.
 
-    Also those of nodes that addresses or callbacks may keep from being fused.
+    Also those of nodes that addresses or callbacks may keep from being fused: every node is
+    lowered by itself, and with those that follow it.
     """
-    mine = [node for node in graph.nodes if find_lowering(node) is not None]
-    ways = {False, fuse}
-    return {step.kernel for way in ways for _, step in _lower(graph, mine, n_threads, way)}
+    context = PlanContext(n_threads)
+    todo = [node for node in graph.nodes if _has_work(node) and find_lowering(node) is not None]
+    fusion = Fusion(graph, todo, context) if fuse else None
+    names: set[str] = set()
+    for i, node in enumerate(todo):
+        names.update(step.kernel for step in _lower_node(node, context))
+        fused = fusion.find(i) if fusion else None
+        if fused:
+            names.add(fused[1].kernel)
+    return names
 
 
 def _shape(operand: Words) -> str:
@@ -128,12 +136,24 @@ def _shape(operand: Words) -> str:
     return str(ne).replace(" ", "")
 
 
-def _lower(
-    graph: Graph, nodes: Iterable[Tensor], n_threads: int, fuse: bool
-) -> Iterator[tuple[Sequence[Tensor], Step]]:
-    """The steps of those nodes that have work to do, in order, and the nodes of each step."""
+def _has_work(node: Tensor) -> bool:
+    return bool(int(node.flags) & _COMPUTE) and not is_noop(node) and not node.is_empty
+
+
+def _lower_node(node: Tensor, context: PlanContext) -> Iterator[Step]:
+    """The steps of one node."""
+    lower = find_lowering(node)
+    if lower is None:
+        sources = ", ".join(repr(s) for s in node.src if s is not None)
+        raise NotImplementedError(f"the CPU backend has no kernel for {node!r} of {sources}")
+    yield from lower(node, context)
+    context.written(node)
+
+
+def _lower(graph: Graph, n_threads: int, fuse: bool) -> Iterator[tuple[Sequence[Tensor], Step]]:
+    """The steps of a graph in order, and the nodes of each step."""
     context = PlanContext(n_threads)
-    todo = [n for n in nodes if int(n.flags) & _COMPUTE and not is_noop(n) and not n.is_empty]
+    todo = list(filter(_has_work, graph.nodes))
     fusion = Fusion(graph, todo, context) if fuse else None
     i = 0
     while i < len(todo):
@@ -145,13 +165,8 @@ def _lower(
             continue
         node = todo[i]
         i += 1
-        lower = find_lowering(node)
-        if lower is None:
-            sources = ", ".join(repr(s) for s in node.src if s is not None)
-            raise NotImplementedError(f"the CPU backend has no kernel for {node!r} of {sources}")
-        for step in lower(node, context):
+        for step in _lower_node(node, context):
             yield (node,), step
-        context.written(node)
 
 
 # ---------------------------------------------------------------- memory
