@@ -1,4 +1,4 @@
-"""Compiles kernels to object files; runs in worker processes of `library.py`.
+"""Compiles kernels to object files; runs in the processes of `compile_workers.py`.
 
     python -m pyggml.backends.cpu.compile FOLDER DIGEST
 

@@ -6,7 +6,7 @@ address memory with plain integers, so no array structs, bounds checks or refere
 
     acc = zero(f32x8)
     for i in range(0, n, 8):
-        acc = fma(load(f32x8, a + 4 * i), load(f32x8, b + 4 * i), acc)
+        acc = acc + load(f32x8, a + 4 * i) * load(f32x8, b + 4 * i)
     s = reduce_add(acc)
 
 Arithmetic is in simd_ops.py, atomics in atomics.py.
@@ -54,7 +54,7 @@ HAS_VNNI = IS_X86 and ("avxvnni" in FEATURES or {"avx512vnni", "avx512vl"} <= FE
 
 
 # ---------------------------------------------------------------- types
-I1, I8, I16, I32, I64 = (ir.IntType(b) for b in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(b) for b in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 _IR = {
     "i8": I8,
@@ -124,15 +124,7 @@ class VecModel(extending.models.PrimitiveModel):
         cast(Any, super()).__init__(dmm, fe_type, fe_type.ir)
 
 
-i8x4, i8x8, i8x16, i8x32, i8x64 = (Vec("i8", n) for n in (4, 8, 16, 32, 64))
-u8x8, u8x16, u8x32, u8x64 = (Vec("u8", n) for n in (8, 16, 32, 64))
-i16x8, i16x16, i16x32 = (Vec("i16", n) for n in (8, 16, 32))
-u16x8, u16x16 = (Vec("u16", n) for n in (8, 16))
-i32x4, i32x8, i32x16 = (Vec("i32", n) for n in (4, 8, 16))
-u32x4, u32x8 = (Vec("u32", n) for n in (4, 8))
-i64x2, i64x4, i64x8 = (Vec("i64", n) for n in (2, 4, 8))
-f16x4, f16x8, f16x16 = (Vec("f16", n) for n in (4, 8, 16))
-f32x4, f32x8, f32x16 = (Vec("f32", n) for n in (4, 8, 16))
+i8x8, i32x8, f32x8, f32x16 = Vec("i8", 8), Vec("i32", 8), Vec("f32", 8), Vec("f32", 16)
 
 
 # ---------------------------------------------------------------- helpers that emit code
@@ -268,6 +260,9 @@ def load_f16(_: Any, addr: Any) -> Typed:
     return typed(types.float32(types.intp), lambda b, a: half_to_float(b, load_ir(b, a[0], F16)))
 
 
+LINE = 64  # bytes of a cache line
+
+
 @intrinsic
 def prefetch(_: Any, addr: Any) -> Typed:
     """Ask for the cache line at an address."""
@@ -293,27 +288,7 @@ def splat(_: Any, ty: Any, x: Any) -> Typed:
     return t(ty, x), codegen
 
 
-@intrinsic
-def load_splat(_: Any, ty: Any, addr: Any, unit: Any) -> Typed:
-    """load_splat(T, address, U): one U (int32, float32...) repeated over the whole vector T."""
-    t, u = named(ty), named(unit)
-    irt = F32 if u == types.float32 else ir.IntType(u.bitwidth)
-    wide = ir.VectorType(irt, t.lanes * t.bits // u.bitwidth)
-
-    def emit(b: Any, a: Any) -> Any:
-        return b.bitcast(splat_ir(b, wide, load_ir(b, a[1], irt)), t.ir)
-
-    return typed(t(ty, types.intp, unit), emit)
-
-
 # ---------------------------------------------------------------- conversion
-@intrinsic
-def bitcast(_: Any, ty: Any, v: Any) -> Typed:
-    """Reinterpret the bits as another vector type of the same size."""
-    t = named(ty)
-    return typed(t(ty, v), lambda b, a: b.bitcast(a[1], t.ir))
-
-
 def _conversion(source: Vec, target: Vec) -> str | None:
     """Name of the builder method that converts lanes; None: same bits."""
     if source.is_float:
@@ -342,37 +317,3 @@ def convert(_: Any, ty: Any, v: Any) -> Typed | None:
         return a[1] if method is None else getattr(b, method)(a[1], t.ir)
 
     return typed(t(ty, v), emit)
-
-
-# ---------------------------------------------------------------- rearranging lanes
-@literal_intrinsic
-def shuffle(_: Any, a: Any, b: Any, lanes: Any) -> Typed:
-    """shuffle(a, b, (i0, i1, ...)): lanes picked from the concatenation of a and b."""
-    picked = [m.literal_value for m in lanes]
-    t = Vec(a.elem, len(picked))
-    return typed(t(a, b, lanes), lambda bld, args: shuffle_ir(bld, args[0], args[1], picked))
-
-
-@intrinsic
-def concat(_: Any, a: Any, b: Any) -> Typed:
-    """Lanes of a, then lanes of b."""
-    t = Vec(a.elem, a.lanes + b.lanes)
-    return typed(t(a, b), lambda bld, args: shuffle_ir(bld, args[0], args[1], range(t.lanes)))
-
-
-def _picked(v: Vec, lanes: Sequence[int]) -> Typed:
-    t = Vec(v.elem, len(lanes))
-    return typed(t(v), lambda b, a: shuffle_ir(b, a[0], a[0], lanes))
-
-
-@intrinsic
-def twice(_: Any, v: Any) -> Typed:
-    """v concatenated with itself."""
-    return _picked(v, [*range(v.lanes), *range(v.lanes)])
-
-
-@literal_intrinsic
-def lane(_: Any, v: Any, i: Any) -> Typed:
-    """Scalar of lane i (literal or run-time integer)."""
-    fixed = ir.Constant(I32, i.literal_value) if isinstance(i, types.Literal) else None
-    return typed(v.scalar(v, i), lambda b, a: b.extract_element(a[0], fixed or a[1]))

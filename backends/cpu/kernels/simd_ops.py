@@ -93,15 +93,6 @@ for _op, _names in _OPERATORS.items():
 
 
 # ---------------------------------------------------------------- float functions
-@intrinsic
-def fma(_: Any, a: Any, b: Any, c: Any) -> Typed:
-    """a * b + c with one rounding; vectors or float32."""
-    if isinstance(c, Vec):
-        return typed(c(c, c, c), lambda bld, args: call_ir(bld, f"llvm.fma.{c.suffix}", c.ir, args))
-    f = types.float32
-    return typed(f(f, f, f), lambda bld, args: call_ir(bld, "llvm.fma.f32", F32, args))
-
-
 def _float_function(name: str, x: Any) -> Typed:
     suffix, irt = (x.suffix, x.ir) if isinstance(x, Vec) else ("f32", F32)
     return typed(x(x), lambda b, a: call_ir(b, f"llvm.{name}.{suffix}", irt, a))
