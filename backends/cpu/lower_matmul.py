@@ -111,7 +111,7 @@ def _columns(weights: Tensor, x: Tensor, panel: PanelLayout) -> Columns:
 
 def blocks_per_column(panel: PanelLayout, k: int) -> int:
     """Blocks of activations that k values fill, with those of the padding of weights."""
-    return panel.units(k) * (panel.values // panel.activations.values)
+    return panel.units(k) * panel.blocks_per_unit
 
 
 def quantized_columns(

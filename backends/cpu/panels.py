@@ -103,6 +103,11 @@ class PanelLayout:
         """Bytes of a unit of a panel."""
         return ROWS // HALF * self.nbytes
 
+    @property
+    def blocks_per_unit(self) -> int:
+        """Blocks of a column of activations that a unit is multiplied with."""
+        return self.values // self.activations.values
+
     def panel_bytes(self, k: int) -> int:
         """Bytes of a panel of k columns."""
         return self.units(k) * self.unit_bytes

@@ -44,11 +44,10 @@ from pyggml.backends.cpu.kernels.attention_tiles import (
 )
 from pyggml.backends.cpu.kernels.norms import alibi_slope
 from pyggml.backends.cpu.kernels.rows import LANES, STORED, Row, apart, stay_apart
-from pyggml.backends.cpu.kernels.simd import load, prefetch, store
+from pyggml.backends.cpu.kernels.simd import LINE, load, prefetch, store
 from pyggml.backends.cpu.kernels.stored_rows import read_any_row, row_reader
 
 ZERO, ONE = float32(0), float32(1)
-LINE = 64  # bytes of a cache line
 N_HEADS_M0, QUERIES, HEADS, SEGMENTS, IS_SPLIT, RECORD, K_KIND, V_KIND = 4, 5, 6, 7, 8, 9, 10, 11
 K_BYTES, V_BYTES = 12, 13
 

@@ -7,15 +7,14 @@ key by key. So the result of a query does not depend on what else is in its tile
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from pyggml.backends.cpu.attention import BLOCK, HEAD
 from pyggml.backends.cpu.kernels import functions as f
-from pyggml.backends.cpu.kernels.emit import V, at, first_lanes
+from pyggml.backends.cpu.kernels.emit import V, at, first_lanes, or_last, repeated
 from pyggml.backends.cpu.kernels.rows import (
     LANE,
     LANES,
@@ -25,6 +24,7 @@ from pyggml.backends.cpu.kernels.rows import (
     Stored,
     element,
     fold_lanes,
+    running_sums,
     steps,
 )
 from pyggml.backends.cpu.kernels.simd import (
@@ -36,7 +36,6 @@ from pyggml.backends.cpu.kernels.simd import (
     intrinsic,
     load_ir,
     prefetch_ir,
-    splat_ir,
     typed,
 )
 
@@ -60,7 +59,7 @@ def _load(b: Any, address: Any) -> V:
 
 def _scalar(b: Any, address: Any) -> V:
     """A float from memory in every lane."""
-    return V(b, LANE, splat_ir(b, LANE.ir, load_ir(b, address, F32)))
+    return repeated(b, LANE, load_ir(b, address, F32))
 
 
 def _store_scalar(b: Any, address: Any, value: Any) -> None:
@@ -104,8 +103,7 @@ def transpose_keys(kind: Stored) -> Any:
         def tile(first: Any, e: Any, n: Any, count: int) -> None:
             rows = []
             for i in range(LANES):
-                key = b.add(first, _number(i))
-                key = b.select(b.icmp_signed("<", key, last), key, last)
+                key = or_last(b, b.add(first, _number(i)), last)
                 place = element(b, b.add(keys, b.mul(key, step)), e, kind.size)
                 # of the next block: keys of one head are apart, which no hardware follows
                 prefetch_ir(b, b.add(place, b.mul(step, _number(BLOCK))))
@@ -126,10 +124,6 @@ def transpose_keys(kind: Stored) -> Any:
 
 
 # ---------------------------------------------------------------- scores and outputs
-def _sums(b: Any, initial: list[V]) -> list[Any]:
-    return [cast(Any, cgutils).alloca_once_value(b, v.value) for v in initial]
-
-
 def _for_rows(b: Any, n_rows: Any, tile: Callable[[Any, int], None]) -> None:
     """tile(first row, number of rows) with ROWS rows at a time, then the remaining ones."""
     whole = b.and_(n_rows, _number(-ROWS))
@@ -174,13 +168,12 @@ def _scores(b: Any, args: Any) -> None:
     rows, -)."""
     scores, queries, keys, n_channels, n_rows, _ = args
     row_bytes = b.mul(n_channels, _number(4))
-    zero = V(b, LANE, ir.Constant(LANE.ir, None))
 
     def tile(first: Any, count: int) -> None:
         start = b.add(queries, b.mul(first, row_bytes))
         out = b.add(scores, b.mul(first, _number(4 * BLOCK)))
         with steps(b, _number(0), _number(BLOCK), VECTORS * LANES) as key:
-            sums = [_sums(b, [zero] * VECTORS) for _ in range(count)]
+            sums = [running_sums(b, VECTORS) for _ in range(count)]
             column = element(b, keys, key, 4)
             _multiply(b, (start, row_bytes), n_channels, (column, _number(4 * BLOCK)), sums)
             for row in range(count):
@@ -233,7 +226,7 @@ def _scaled_outputs(
 ) -> list[list[Any]]:
     """The outputs so far of some rows, times the factors of their latest block."""
     count, n = shape
-    sums = [_sums(b, [V(b, LANE, ir.Constant(LANE.ir, None))] * n) for _ in range(count)]
+    sums = [running_sums(b, n) for _ in range(count)]
     for row in range(count):
         record = b.add(start, b.mul(step, _number(row)))
         factor = _scalar(b, at(b, record, FACTOR))
@@ -250,7 +243,7 @@ def _probabilities(b: Any, args: Any) -> None:
     Turns the scores of one row into e**(score - maximum) and brings the record up to date.
     """
     record, scores, mask, n_keys, scale, slope, cap = args
-    scale, slope, cap = (V(b, LANE, splat_ir(b, LANE.ir, x)) for x in (scale, slope, cap))
+    scale, slope, cap = (repeated(b, LANE, x) for x in (scale, slope, cap))
     n_vectors = BLOCK // LANES
     for k in range(n_vectors):
         address = at(b, scores, 4 * LANES * k)
@@ -276,11 +269,11 @@ def _probabilities(b: Any, args: Any) -> None:
         vectors.append(V(b, LANE, b.select(visible, score.value, nothing)))
     old = load_ir(b, at(b, record, MAXIMUM), F32)
     top = MAX.combine(b, fold_lanes(b, MAX, [v.value for v in vectors]), old)
-    shift = V(b, LANE, splat_ir(b, LANE.ir, top))
+    shift = repeated(b, LANE, top)
     vectors = [f.exp(v - shift) for v in vectors]
     for k, v in enumerate(vectors):
         v.store(at(b, scores, 4 * LANES * k))
-    change = V(b, LANE, splat_ir(b, LANE.ir, b.fsub(old, top)))
+    change = repeated(b, LANE, b.fsub(old, top))
     factor = b.extract_element(f.exp(change).value, ir.Constant(I32, 0))
     total = load_ir(b, at(b, record, TOTAL), F32)
     total = b.fadd(b.fmul(total, factor), fold_lanes(b, SUM, [v.value for v in vectors]))

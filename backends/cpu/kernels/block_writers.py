@@ -12,36 +12,30 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.backends.cpu.kernels import functions as f
-from pyggml.backends.cpu.kernels.blocks import FLOATS, IQ4_VALUES
-from pyggml.backends.cpu.kernels.emit import V, at, load_vector
+from pyggml.backends.cpu.kernels.block_parts import BYTES, FLOATS, INTS
+from pyggml.backends.cpu.kernels.blocks import IQ4_VALUES
+from pyggml.backends.cpu.kernels.emit import V, at, load_vector, repeated
 from pyggml.backends.cpu.kernels.rows import MAX, Fold, fold_lanes
 from pyggml.backends.cpu.kernels.simd import (
     F16,
     F32,
-    I8,
     I16,
     I32,
     I64,
     call_ir,
     float_to_half,
     load_ir,
-    splat_ir,
 )
 from pyggml.quants_base import TINY
 
 # (builder, address of the block, address of its 32 values)
 Write = Callable[[Any, Any, Any], None]
 MIN = Fold(float("inf"), lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
-BYTES = ir.VectorType(I8, 16)
 
 
 # ---------------------------------------------------------------- pieces
 def _values(b: Any, address: Any) -> list[V]:
     return [load_vector(b, FLOATS, at(b, address, 64 * i)) for i in range(2)]
-
-
-def _splat(b: Any, scalar: Any) -> V:
-    return V(b, FLOATS, splat_ir(b, FLOATS.ir, scalar))
 
 
 def _float(value: float) -> Any:
@@ -51,7 +45,7 @@ def _float(value: float) -> Any:
 def _inverse(b: Any, d: Any) -> V:
     """1 / d, and 0 where d is 0; in every lane."""
     is_zero = b.fcmp_ordered("==", d, _float(0.0))
-    return _splat(b, b.select(is_zero, _float(0.0), b.fdiv(_float(1.0), d)))
+    return repeated(b, FLOATS, b.select(is_zero, _float(0.0), b.fdiv(_float(1.0), d)))
 
 
 def _signed_max(b: Any, address: Any) -> Any:
@@ -60,7 +54,7 @@ def _signed_max(b: Any, address: Any) -> Any:
     top = fold_lanes(b, MAX, [m.value for m in magnitudes])
     halves = []
     for m in magnitudes:
-        is_top = b.fcmp_ordered("==", m.value, splat_ir(b, FLOATS.ir, top))
+        is_top = b.fcmp_ordered("==", m.value, repeated(b, FLOATS, top).value)
         halves.append(b.zext(b.bitcast(is_top, I16), I32))
     bits = b.or_(halves[0], b.shl(halves[1], ir.Constant(I32, 16)))
     first = call_ir(b, "llvm.cttz.i32", I32, [bits, ir.Constant(ir.IntType(1), 0)])
@@ -77,12 +71,11 @@ def _store_half(b: Any, address: Any, offset: int, value: Any) -> None:
 def _levels(x: V, top: int) -> Any:
     """Whole part within 0 ... top, as i32 lanes."""
     limited = f.at_most(f.at_least(x, f.const(x, 0.0)), f.const(x, float(top)))
-    return x.b.fptosi(limited.value, ir.VectorType(I32, 16))
+    return x.b.fptosi(limited.value, INTS.ir)
 
 
 def _store_bytes(b: Any, address: Any, offset: int, lanes: Any) -> None:
-    pointer = b.inttoptr(at(b, address, offset), BYTES.as_pointer())
-    b.store(b.trunc(lanes, BYTES), pointer, align=1)
+    V(b, BYTES, b.trunc(lanes, BYTES.ir)).store(at(b, address, offset))
 
 
 def _store_nibbles(b: Any, address: Any, offset: int, low: Any, high: Any) -> None:
@@ -111,7 +104,7 @@ def _q8_0(b: Any, block: Any, x: Any) -> None:
         # C's roundf: half away from zero
         whole = f.trunc(scaled)
         twice = (scaled - whole) + (scaled - whole)
-        level = b.fptosi((whole + f.trunc(twice)).value, ir.VectorType(I32, 16))
+        level = b.fptosi((whole + f.trunc(twice)).value, INTS.ir)
         _store_bytes(b, block, 2 + 16 * i, level)
 
 
@@ -132,8 +125,8 @@ def _from_minimum(b: Any, block: Any, x: Any, top: int) -> list[Any]:
     d = b.fdiv(b.fsub(high, low), _float(float(top)))
     _store_half(b, block, 0, d)
     _store_half(b, block, 2, low)
-    inverse = _inverse(b, d)
-    return [_levels((v - _splat(b, low)) * inverse + f.const(v, 0.5), top) for v in values]
+    inverse, least = _inverse(b, d), repeated(b, FLOATS, low)
+    return [_levels((v - least) * inverse + f.const(v, 0.5), top) for v in values]
 
 
 def _q4_0(b: Any, block: Any, x: Any) -> None:
@@ -160,7 +153,7 @@ def _iq4_nl(b: Any, block: Any, x: Any) -> None:
     """The nearest levels of x * (level 0 / x of largest magnitude); then d fitted to them."""
     values = _values(b, x)
     largest = b.fadd(_signed_max(b, x), _float(0.0))  # -0 counts as 0
-    scale = _splat(b, b.fdiv(_float(1.0), b.fdiv(largest, _float(float(IQ4_VALUES[0])))))
+    scale = repeated(b, FLOATS, b.fdiv(_float(1.0), b.fdiv(largest, _float(float(IQ4_VALUES[0])))))
     levels = [_nearest_iq4(v * scale) for v in values]
     terms = [(v * v * q, v, q) for v, (_, q) in zip(values, levels, strict=True)]
     sum_xq = _ordered_sum(b, [wq * v for wq, v, _ in terms])
@@ -175,7 +168,7 @@ def _iq4_nl(b: Any, block: Any, x: Any) -> None:
 
 def _nearest_iq4(v: V) -> tuple[Any, V]:
     """Index of the nearest level, the upper of equals, as i32 lanes; and the level."""
-    b, index = v.b, ir.Constant(ir.VectorType(I32, 16), [0] * 16)
+    b, index = v.b, ir.Constant(INTS.ir, [0] * 16)
     level = f.const(v, float(IQ4_VALUES[0]))
     for i, (low, high) in enumerate(itertools.pairwise(IQ4_VALUES), 1):
         # NaN, from a block of zeros, is above all, as in NumPy

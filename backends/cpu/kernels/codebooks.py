@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml.backends.cpu.kernels.emit import V, at, load_vector
+from pyggml.backends.cpu.kernels.emit import V, at, load_vector, repeated
 from pyggml.backends.cpu.kernels.rows import steps
-from pyggml.backends.cpu.kernels.simd import I8, I16, I32, I64, Vec, call_ir, load_ir, splat_ir
+from pyggml.backends.cpu.kernels.simd import I8, I16, I32, I64, Vec, call_ir, load_ir
 from pyggml.backends.cpu.kernels.spread import SCALES, D, copy_d, store_scalar
 from pyggml.quants_iq import grid
 
@@ -37,7 +37,7 @@ class Codebook:
         """8 codes, flipped where the byte `signs` (i8) has a bit, lowest first."""
         b = self.b
         bits = V(b, _EIGHT, ir.Constant(_EIGHT.ir, [1 << i for i in range(8)]))
-        chosen = V(b, _EIGHT, splat_ir(b, _EIGHT.ir, signs)) & bits
+        chosen = repeated(b, _EIGHT, signs) & bits
         chosen.if_less(1, codes, codes ^ self.flip).store(address)
 
 

@@ -49,7 +49,7 @@ class V:
     def __and__(self, other: V | int) -> V:
         return self._same(self.b.and_(self.value, self._operand(other)))
 
-    def __or__(self, other: V) -> V:
+    def __or__(self, other: V | int) -> V:
         return self._same(self.b.or_(self.value, self._operand(other)))
 
     def __xor__(self, other: V | int) -> V:
@@ -62,7 +62,7 @@ class V:
         shift = self.b.ashr if self.vec.is_signed else self.b.lshr
         return self._same(shift(self.value, self._operand(n)))
 
-    def __add__(self, other: V) -> V:
+    def __add__(self, other: V | float) -> V:
         add = self.b.fadd if self.vec.is_float else self.b.add
         return self._same(add(self.value, self._operand(other)))
 
@@ -131,8 +131,8 @@ class V:
         entries = [v & 0xFF for v in table]
         if HAS_AVX2 and self.vec.lanes in (32, 64):
             wide = "avx2.pshuf.b" if self.vec.lanes == 32 else "avx512.pshuf.b.512"
-            repeated = ir.Constant(self.vec.ir, entries * (self.vec.lanes // 16))
-            args = [repeated, self.value]
+            tables = ir.Constant(self.vec.ir, entries * (self.vec.lanes // 16))
+            args = [tables, self.value]
             return self._same(call_ir(self.b, f"llvm.x86.{wide}", self.vec.ir, args))
         found = self._operand(entries[0])
         for i, entry in enumerate(entries[1:], 1):
@@ -165,6 +165,16 @@ def _pinned(v: V) -> Any:
     """Through an empty assembler statement, of which neither order nor value may be changed."""
     kind = ir.FunctionType(v.vec.ir, [v.vec.ir])
     return v.b.asm(kind, "", "=v,0,~{memory}", [v.value], True)
+
+
+def or_last(b: Any, index: Any, last: Any) -> Any:
+    """The index, but `last` instead of any after it: what is missing is computed twice."""
+    return b.select(b.icmp_signed("<", index, last), index, last)
+
+
+def repeated(b: Any, vec: Vec, scalar: Any) -> V:
+    """A scalar in every lane."""
+    return V(b, vec, splat_ir(b, vec.ir, scalar))
 
 
 def load_vector(b: Any, vec: Vec, address: Any) -> V:
@@ -227,6 +237,21 @@ def tile_type(lanes: int, n: int) -> Any:
     return cast(Any, types).UniTuple(Vec("f32", lanes), n)
 
 
+def _unpacked(b: Any, lanes: int, tile: Any) -> list[V]:
+    """The accumulators of a tile."""
+    vec = Vec("f32", lanes)
+    return [V(b, vec, b.extract_value(tile, i)) for i in range(tile.type.count)]
+
+
+def _packed(b: Any, vectors: Sequence[V]) -> Any:
+    """The tile of some accumulators."""
+    kind = ir.ArrayType(vectors[0].vec.ir, len(vectors))
+    tile = ir.Constant(kind, ir.Undefined)
+    for i, v in enumerate(vectors):
+        tile = b.insert_value(tile, v.value, i)
+    return tile
+
+
 def tile_zero(lanes: int, n: int) -> Any:
     """Operation () -> n accumulators of zeros."""
     tile = tile_type(lanes, n)
@@ -246,11 +271,8 @@ def tile_load(lanes: int, n: int) -> Any:
 
     def operation(_: Any, address: Any) -> Typed:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            result = ir.Constant(context.get_value_type(tile), ir.Undefined)
-            for i in range(n):
-                v = load_vector(builder, vec, at(builder, args[0], 4 * lanes * i))
-                result = builder.insert_value(result, v.value, i)
-            return result
+            places = [at(builder, args[0], 4 * lanes * i) for i in range(n)]
+            return _packed(builder, [load_vector(builder, vec, place) for place in places])
 
         return tile(types.intp), codegen
 
@@ -259,12 +281,11 @@ def tile_load(lanes: int, n: int) -> Any:
 
 def tile_save(lanes: int, n: int) -> Any:
     """Operation (accumulators, address) that `tile_load` takes back."""
-    vec, tile = Vec("f32", lanes), tile_type(lanes, n)
+    tile = tile_type(lanes, n)
 
     def operation(_: Any, acc: Any, address: Any) -> Typed:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            for i in range(n):
-                v = V(builder, vec, builder.extract_value(args[0], i))
+            for i, v in enumerate(_unpacked(builder, lanes, args[0])):
                 v.store(at(builder, args[1], 4 * lanes * i))
             return context.get_dummy_value()
 
@@ -278,15 +299,11 @@ Emit = Callable[[Any, list[V], Sequence[Any]], list[V]]
 
 def tile_operation(lanes: int, n: int, emit: Emit) -> Any:
     """Operation (accumulators, six integers) -> accumulators, from a function that emits it."""
-    vec, tile = Vec("f32", lanes), tile_type(lanes, n)
+    tile = tile_type(lanes, n)
 
     def operation(_: Any, acc: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Typed:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            values = [V(builder, vec, builder.extract_value(args[0], i)) for i in range(n)]
-            result = ir.Constant(context.get_value_type(tile), ir.Undefined)
-            for i, v in enumerate(emit(builder, values, args[1:])):
-                result = builder.insert_value(result, v.value, i)
-            return result
+            return _packed(builder, emit(builder, _unpacked(builder, lanes, args[0]), args[1:]))
 
         i = types.intp
         return tile(tile, i, i, i, i, i, i), codegen
@@ -300,14 +317,12 @@ def tile_store(lanes: int, n: int, columns: Callable[[list[V]], list[V]] = list)
     Stores one vector per column, all of it or its first `rows` lanes; `columns` makes the
     columns' vectors from the accumulators.
     """
-    vec, tile = Vec("f32", lanes), tile_type(lanes, n)
+    tile = tile_type(lanes, n)
 
     def operation(_: Any, acc: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             tile_value, address, step, n_rows, n_columns = args
-            values = columns(
-                [V(builder, vec, builder.extract_value(tile_value, i)) for i in range(n)]
-            )
+            values = columns(_unpacked(builder, lanes, tile_value))
             full_rows = builder.icmp_signed(">=", n_rows, ir.Constant(I64, values[0].vec.lanes))
             full_columns = builder.icmp_signed(">=", n_columns, ir.Constant(I64, len(values)))
             with builder.if_else(builder.and_(full_rows, full_columns)) as (whole, part):

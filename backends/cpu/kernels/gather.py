@@ -35,10 +35,16 @@ PLAIN = ("f32", "f16", "bf16")
 
 @inline
 def index_at(node: int, s: Any, i: int, p: int, q: int) -> Any:
-    """Index [i, p, q] of source 1, whose elements have 4 or 8 bytes."""
+    """Index [i, p, q] of source 1, whose elements have s bytes."""
     address = src_data(node, 1)
     address += i * src_nb(node, 1, 0) + p * src_nb(node, 1, 1) + q * src_nb(node, 1, 2)
-    if s == 8:
+    return load_index(address, s)
+
+
+@inline
+def load_index(address: int, size: Any) -> Any:
+    """An integer of 4 or 8 bytes."""
+    if size == 8:
         return load(int64, address)
     return int64(load(int32, address))
 

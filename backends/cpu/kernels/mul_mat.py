@@ -39,7 +39,7 @@ def tile_product(type: GGMLType) -> Any:
     """
     layout = LAYOUTS[type]
     unit_bytes = layout.unit_bytes
-    blocks_per_unit = layout.values // layout.activations.values
+    blocks_per_unit = layout.blocks_per_unit
     zeros = tile_zero(TILE_ROWS, TILE_COLUMNS)
     unit = unit_operation(type, TILE_ROWS, TILE_COLUMNS)
     finish = tile_store(TILE_ROWS, TILE_COLUMNS)
@@ -71,7 +71,7 @@ def column_product(type: GGMLType) -> Any:
     """Inline function: a panel times one column."""
     layout = LAYOUTS[type]
     unit_bytes = layout.unit_bytes
-    blocks_per_unit = layout.values // layout.activations.values
+    blocks_per_unit = layout.blocks_per_unit
     parts = ROWS // TILE_ROWS
     zeros = tile_zero(TILE_ROWS, parts)
     unit = column_operation(type, TILE_ROWS)
@@ -93,7 +93,7 @@ def panel_product(type: GGMLType) -> Any:
     """Inline function: the n_rows rows of a panel times columns c0 .. c1 - 1."""
     layout = LAYOUTS[type]
     column_bytes = layout.activations.nbytes
-    blocks_per_unit = layout.values // layout.activations.values
+    blocks_per_unit = layout.blocks_per_unit
     group_step = GROUP * column_bytes  # a constant, unlike block_step
     one, tile = column_product(type), tile_product(type)
 

@@ -37,6 +37,7 @@ from pyggml.backends.cpu.kernels.emit import (
     first_lanes,
     load_masked,
     load_vector,
+    or_last,
     tile_load,
     tile_operation,
     tile_save,
@@ -49,6 +50,7 @@ from pyggml.backends.cpu.kernels.simd import (
     HAS_AVX512,
     I32,
     I64,
+    LINE,
     Vec,
     f32x16,
     half_to_float,
@@ -65,7 +67,6 @@ LANES = 16
 ROWS, COLUMNS = (4, 6) if HAS_AVX512 else (2, 3) if HAS_AVX2 else (1, 3)
 COLUMN_ROWS = 4  # of a tile of one column
 BLOCK = 64  # bytes of 16 packed values
-LINE = 64  # bytes of a cache line
 SUMS_BYTES = ROWS * COLUMNS * 4 * LANES
 
 Widen = Callable[[V], V]
@@ -111,7 +112,7 @@ def _step_operation(
         ]
         result = list(acc)
         for r in range(rows):  # one vector of weights at a time: registers are scarce
-            row = _row(b, w, w_step, last, r)
+            row = b.add(w, b.mul(or_last(b, ir.Constant(I64, r), last), w_step))
             for i in range(blocks):
                 v = widen(_load(b, vec, at(b, row, LANES * type.type_size * i), mask))
                 for c, x in enumerate(xs[i]):
@@ -119,12 +120,6 @@ def _step_operation(
         return result
 
     return tile_operation(LANES, rows * columns, emit)
-
-
-def _row(b: Any, w: Any, step: Any, last: Any, r: int) -> Any:
-    index = ir.Constant(I64, r)
-    index = b.select(b.icmp_signed("<", index, last), index, last)
-    return b.add(w, b.mul(index, step))
 
 
 def _load(b: Any, vec: Vec, address: Any, mask: Any) -> V:
@@ -155,7 +150,29 @@ def _row_sums(vectors: list[V]) -> V:
 
 
 # ---------------------------------------------------------------- kernels
-def float_column(type: GGMLType) -> Any:
+def few_columns(type: GGMLType, column_at: Any) -> Any:
+    """Inline function: rows r0 .. r1 - 1 times some columns where they are, one after the other.
+
+    Inline column_at(place, c): where the activations of column c are, and where its result goes.
+    """
+    one_column = _float_column(type)
+
+    @inline
+    def product(w: int, w_step: int, r0: int, r1: int, n_columns: int, k: int, place: Any) -> None:
+        # each row of a tile is in another part of the rows, so that the tile reads few long
+        # streams: the hardware follows these
+        part = (r1 - r0 + COLUMN_ROWS - 1) // COLUMN_ROWS
+        for r in range(part):
+            n_rows = (r1 - r0 - r + part - 1) // part
+            p = w + (r0 + r) * w_step
+            for c in range(n_columns):
+                x, out = column_at(place, c)
+                one_column(p, part * w_step, n_rows, x, k, out + 4 * (r0 + r), 4 * part)
+
+    return product
+
+
+def _float_column(type: GGMLType) -> Any:
     """Inline function: up to COLUMN_ROWS rows, w_step bytes apart, times one column; results are
     out_step bytes apart."""
     blocks = LINE // (LANES * type.type_size)
@@ -260,8 +277,14 @@ def group_product(type: GGMLType) -> Any:
     return product
 
 
+@inline
+def _equally_apart(place: tuple[int, int, int, int], c: int) -> tuple[int, int]:
+    y, y_step, out, out_step = place
+    return y + c * y_step, out + c * out_step
+
+
 def _define(type: GGMLType) -> None:
-    one_column, some_columns = float_column(type), group_product(type)
+    one_by_one, some_columns = few_columns(type, _equally_apart), group_product(type)
 
     def mul_mat(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_columns, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
@@ -284,15 +307,7 @@ def _define(type: GGMLType) -> None:
             out = dst_data(node) + z2 * out_nb2 + z3 * out_nb3
             r0, r1 = 8 * first, min(rows, 8 * last)
             if y_step != 0:
-                # each row of a tile is in another part of the rows, so that the tile reads few
-                # long streams: the hardware follows these
-                part = (r1 - r0 + COLUMN_ROWS - 1) // COLUMN_ROWS
-                for r in range(part):
-                    n_rows = (r1 - r0 - r + part - 1) // part
-                    p = w + (r0 + r) * w_step
-                    for c in range(n_columns):
-                        x, o = y + c * y_step, out + c * out_step + 4 * (r0 + r)
-                        one_column(p, part * w_step, n_rows, x, k, o, 4 * part)
+                one_by_one(w, w_step, r0, r1, n_columns, k, (y, y_step, out, out_step))
             else:
                 sums = scratch(node, ith)
                 for r in range(r0, r1, at_once):

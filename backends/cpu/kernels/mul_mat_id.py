@@ -23,10 +23,9 @@ from pyggml.backends.cpu.kernels.access import (
 )
 from pyggml.backends.cpu.kernels.mul_mat import panel_product
 from pyggml.backends.cpu.kernels.mul_mat_float import (
-    COLUMN_ROWS,
     COLUMNS,
     WEIGHTS,
-    float_column,
+    few_columns,
     group_product,
 )
 from pyggml.backends.cpu.kernels.repack import panel_packer
@@ -81,6 +80,11 @@ def result_at(table: int, c: int) -> Any:
 def activations_at(table: int, c: int) -> Any:
     """Where the activations of a listed column are."""
     return load(int64, table + LISTED_BYTES * c + 8)
+
+
+@inline
+def listed_column(table: int, c: int) -> Any:
+    return activations_at(table, c), result_at(table, c)
 
 
 @inline
@@ -177,7 +181,7 @@ def _define_quantized(type: GGMLType) -> None:
 def _define_float(type: GGMLType) -> None:
     """Params: rows, n_used, k, rows of activations per token, bytes of a packed column (0: none
     are packed), and rows at once. Experts with few columns read them where they are."""
-    one_column, some_columns = float_column(type), group_product(type)
+    one_by_one, some_columns = few_columns(type, listed_column), group_product(type)
 
     def mul_mat_id(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         rows, n_used, k = param_int(node, 0), param_int(node, 1), param_int(node, 2)
@@ -197,13 +201,7 @@ def _define_float(type: GGMLType) -> None:
             list_columns(node, route, first, count, n_used, token_bytes, x_bytes, per_token, table)
             w = src_data(node, 0) + expert * src_nb(node, 0, 2)
             if column_bytes == 0 or count < FEW_COLUMNS:
-                # rows of a tile are far from each other: see mul_mat_float.py
-                part = (r1 - r0 + COLUMN_ROWS - 1) // COLUMN_ROWS
-                for r in range(part):
-                    n_rows, p = (r1 - r0 - r + part - 1) // part, w + (r0 + r) * w_step
-                    for c in range(count):
-                        x, o = activations_at(table, c), result_at(table, c) + 4 * (r0 + r)
-                        one_column(p, part * w_step, n_rows, x, k, o, 4 * part)
+                one_by_one(w, w_step, r0, r1, count, k, table)
             else:
                 y = src_data(node, 3) + first * column_bytes
                 for r in range(r0, r1, at_once):

@@ -39,6 +39,12 @@ def root(_: Any, x: Any) -> Typed:
     return typed(d(d), lambda b, a: call_ir(b, "llvm.sqrt.f64", double, [a[0]]))
 
 
+@inline
+def rms_factor(squares: Any, n: int, eps: Any) -> Any:
+    """What a row is multiplied by, from the sum of its squares."""
+    return float32(1.0 / root(float64(squares) / n + eps))
+
+
 sum_of = Row(lambda x, c: x[0], target=None, fold=SUM).operation()
 sum_of_squares = Row(lambda x, c: x[0] * x[0], target=None, fold=SUM).operation()
 scaled = Row(lambda x, c: x[0] * c[0], unroll=4).operation()
@@ -70,7 +76,7 @@ def rms_norm(node: int, ith: int, chunk: int, n_chunks: int) -> None:
     for i in range(chunk_start(rows, chunk, n_chunks), chunk_start(rows, chunk + 1, n_chunks)):
         x = src_row(node, 0, i)
         total = sum_of_squares(0, x, 0, n, ZERO, ZERO, ZERO, ZERO)
-        factor = float32(1.0 / root(float64(total) / n + eps))
+        factor = rms_factor(total, n, eps)
         scaled(dst_row(node, i), x, 0, n, factor, ZERO, ZERO, ZERO)
 
 
@@ -96,7 +102,7 @@ def norm(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         total = sum_of(0, x, 0, n, ZERO, ZERO, ZERO, ZERO)
         mean = float32(float64(total) / n)
         squares = centred(d, x, 0, n, mean, ZERO, ZERO, ZERO)
-        factor = float32(1.0 / root(float64(squares) / n + eps))
+        factor = rms_factor(squares, n, eps)
         scaled(d, d, 0, n, factor, ZERO, ZERO, ZERO)
 
 
@@ -111,11 +117,6 @@ def _add(x: Any, c: Any) -> Any:
 
 # stores the sum and adds its squares as sum_of_squares does
 added = Row(_add, sources=("f32", "f32"), fold=SUM).operation()
-
-
-@inline
-def rms_factor(squares: Any, n: int, eps: Any) -> Any:
-    return float32(1.0 / root(float64(squares) / n + eps))
 
 
 def _norms_kernel(name: str, quantize_row: Any) -> None:

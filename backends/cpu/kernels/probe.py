@@ -8,6 +8,8 @@ stores what it has found at dst + 64 * chunk, so that nothing is optimized away.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import xor
 from typing import Any
 
 from pyggml.backends.cpu.kernels.access import (
@@ -24,17 +26,16 @@ from pyggml.backends.cpu.kernels.emit import (
     dot_accumulate,
     load_vector,
     multiply_pairs,
+    tile_load,
     tile_operation,
     tile_store,
-    tile_zero,
 )
-from pyggml.backends.cpu.kernels.simd import HAS_AVX512, HAS_VNNI, Vec
+from pyggml.backends.cpu.kernels.simd import HAS_AVX512, HAS_VNNI, LINE, Vec
 
 LANES = 16 if HAS_AVX512 else 8
 # independent chains: more than latency times the units that work at once
 CHAINS = 24 if HAS_AVX512 else 12
 STREAMS = 4  # that a chunk reads at once
-LINE = 64  # bytes
 
 
 def _read(b: Any, acc: list[V], args: Sequence[Any]) -> list[V]:
@@ -71,27 +72,19 @@ def _dot(b: Any, acc: list[V], args: Sequence[Any]) -> list[V]:
     return result
 
 
-def _start(b: Any, acc: list[V], args: Sequence[Any]) -> list[V]:
-    """Accumulators from memory: chains that start alike would be computed once."""
-    return [load_vector(b, v.vec, at(b, args[0], 4 * LANES * i)) for i, v in enumerate(acc)]
-
-
 def _mixed(acc: list[V]) -> list[V]:
     """All accumulators in one."""
-    total = acc[0].cast("i32")
-    for v in acc[1:]:
-        total = total ^ v.cast("i32")
-    return [total.cast("f32")]
+    return [reduce(xor, (v.cast("i32") for v in acc)).cast("f32")]
 
 
 def _define(name: str, chains: int, emit: Emit, unit: int, advance: int) -> None:
     """Register a kernel whose steps do `unit` of a chunk's work and go on by `advance` bytes."""
-    zeros, start = tile_zero(LANES, chains), tile_operation(LANES, chains, _start)
+    start = tile_load(LANES, chains)  # chains that start alike would be computed once
     step, finish = tile_operation(LANES, chains, emit), tile_store(LANES, chains, _mixed)
 
     def probe(node: int, ith: int, chunk: int, n_chunks: int) -> None:
         work, address = param_int(node, 0), src_data(node, 0) + chunk * param_int(node, 1)
-        acc = start(zeros(), address, 0, 0, 0, 0, 0)
+        acc = start(address)
         for _ in range(work // unit):
             acc = step(acc, address, work // STREAMS, 0, 0, 0, 0)
             address += advance

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 from llvmlite import ir
 from numba import float32, types
-from numba.core import cgutils
 
 from pyggml.backends.cpu.kernels import functions as f
 from pyggml.backends.cpu.kernels.access import (
@@ -26,7 +25,7 @@ from pyggml.backends.cpu.kernels.access import (
     src_ne,
 )
 from pyggml.backends.cpu.kernels.attention_tiles import transposed
-from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.emit import V, or_last, repeated
 from pyggml.backends.cpu.kernels.rows import (
     LANE,
     LANES,
@@ -36,6 +35,7 @@ from pyggml.backends.cpu.kernels.rows import (
     element,
     fold_lanes,
     for_lanes,
+    running_sums,
     steps,
 )
 from pyggml.backends.cpu.kernels.simd import (
@@ -47,7 +47,6 @@ from pyggml.backends.cpu.kernels.simd import (
     intrinsic,
     load,
     load_ir,
-    splat_ir,
     store,
     typed,
 )
@@ -62,10 +61,6 @@ exponentials = Row(lambda x, c: f.exp(x[0])).operation()
 
 def _read(b: Any, address: Any, i: Any, rest: Any) -> V:
     return FLOAT.load(b, element(b, address, i, 4), LANES, rest)
-
-
-def _splat(b: Any, value: Any) -> V:
-    return V(b, LANE, splat_ir(b, LANE.ir, value))
 
 
 # ---------------------------------------------------------------- convolution
@@ -93,18 +88,14 @@ def _conv_tile(b: Any, args: Any) -> None:
     last = b.sub(n_channels, one)
     rows = []
     for c in range(LANES):
-        channel = ir.Constant(I64, c)
-        channel = b.select(b.icmp_signed("<", channel, last), channel, last)
+        channel = or_last(b, ir.Constant(I64, c), last)
         rows.append((b.add(x, b.mul(channel, x_step)), b.add(kernel, b.mul(channel, kernel_step))))
 
     def tile(tokens: Any, channels: Any) -> None:
-        zero = ir.Constant(LANE.ir, None)
-        sums = [cast(Any, cgutils).alloca_once_value(b, zero) for _ in range(LANES)]
-        for total in sums:
-            b.store(zero, total)
+        sums = running_sums(b, LANES)
         with steps(b, ir.Constant(I64, 0), length, 1) as j:
             for total, (values, weights) in zip(sums, rows, strict=True):
-                weight = _splat(b, load_ir(b, element(b, weights, j, 4), F32, 4))
+                weight = repeated(b, LANE, load_ir(b, element(b, weights, j, 4), F32, 4))
                 value = _read(b, values, j, tokens)
                 b.store(f.mad(weight, value, V(b, LANE, b.load(total))).value, total)
         for t, v in enumerate(transposed([V(b, LANE, b.load(total)) for total in sums])):
@@ -173,8 +164,7 @@ Pairs = Callable[[Any, Any], Iterator[tuple[V, V]]]
 
 def _products(b: Any, count: int, n: Any, pairs: Pairs) -> list[Any]:
     """`count` inner products over n elements, each in one chain per lane."""
-    zero = ir.Constant(LANE.ir, None)
-    sums = [cast(Any, cgutils).alloca_once_value(b, zero) for _ in range(count)]
+    sums = running_sums(b, count)
 
     def add(i: Any, rest: Any) -> None:
         for total, (x, y) in zip(sums, pairs(i, rest), strict=True):
@@ -196,7 +186,7 @@ def _delta_rows(count: int, per_key: bool) -> Any:
         rows, k, q, v, out, n, decay, gate, beta, scale = args
         row_bytes = b.mul(n, ir.Constant(I64, 4))
         starts = [b.add(rows, b.mul(row_bytes, ir.Constant(I64, r))) for r in range(count)]
-        one_decay = None if per_key else f.exp(_splat(b, gate))
+        one_decay = None if per_key else f.exp(repeated(b, LANE, gate))
 
         def decayed(i: Any, rest: Any) -> list[V]:
             factor = one_decay or _read(b, decay, i, rest)
@@ -209,7 +199,7 @@ def _delta_rows(count: int, per_key: bool) -> Any:
         changes = []
         for r, known in enumerate(_products(b, count, n, recall)):
             value = load_ir(b, element(b, v, ir.Constant(I64, r), 4), F32, 4)
-            changes.append(_splat(b, b.fmul(b.fsub(value, known), beta)))
+            changes.append(repeated(b, LANE, b.fmul(b.fsub(value, known), beta)))
 
         def learn(i: Any, rest: Any) -> Iterator[tuple[V, V]]:
             key, query = _read(b, k, i, rest), _read(b, q, i, rest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from llvmlite import ir
@@ -17,11 +19,13 @@ from pyggml.backends.cpu.kernels.access import (
     src_data,
     src_nb,
 )
-from pyggml.backends.cpu.kernels.emit import V, at, load_vector
+from pyggml.backends.cpu.kernels.emit import V, at, load_vector, or_last
 from pyggml.backends.cpu.kernels.simd import (
+    I8,
     I16,
     I32,
     I64,
+    LINE,
     Typed,
     Vec,
     intrinsic,
@@ -65,29 +69,23 @@ class Rows:
 
     def word(self, offset: int) -> V:
         """One word of each row."""
-        b, value = self.b, ir.Constant(_WORDS8.ir, ir.Undefined)
-        for i, r in enumerate(self.rows):
-            word = load_ir(b, at(b, r, offset), I32)
-            value = b.insert_element(value, word, ir.Constant(I32, i))
-        return V(b, _WORDS8, value)
+        return self._gathered(_WORDS8, I32, offset)
 
     def byte(self, offset: int) -> V:
         """One byte of each row, as a word."""
-        b, vec = self.b, Vec("u32", 8)
-        value = ir.Constant(vec.ir, ir.Undefined)
+        return self._gathered(Vec("u32", 8), I8, offset)
+
+    def _gathered(self, vec: Vec, stored: Any, offset: int) -> V:
+        """A lane from each row, maybe of fewer bits there."""
+        b, value = self.b, ir.Constant(vec.ir, ir.Undefined)
         for i, r in enumerate(self.rows):
-            byte = b.zext(load_ir(b, at(b, r, offset), ir.IntType(8)), I32)
-            value = b.insert_element(value, byte, ir.Constant(I32, i))
+            lane = b.zext(load_ir(b, at(b, r, offset), stored), vec.ir.element)
+            value = b.insert_element(value, lane, ir.Constant(I32, i))
         return V(b, vec, value)
 
     def store_halfs(self, offset: int, to: int) -> None:
         """A half of each row, to the unit's scales."""
-        b, vec = self.b, Vec("i16", 8)
-        value = ir.Constant(vec.ir, ir.Undefined)
-        for i, r in enumerate(self.rows):
-            half = load_ir(b, at(b, r, offset), I16)
-            value = b.insert_element(value, half, ir.Constant(I32, i))
-        V(b, vec, value).store(at(b, self.scales, 2 * to))
+        self._gathered(Vec("i16", 8), I16, offset).store(at(self.b, self.scales, 2 * to))
 
     def store(self, vectors: Sequence[V], to: int) -> None:
         """Vectors one after the other, to the unit's quants."""
@@ -99,10 +97,7 @@ def _fifth_bits(h: V) -> V:
     """Bit 4c + j of each word to bit c of byte j."""
     h = h.cast("u32")
     spread = [((h >> 4 * c & 15) * 0x204081 & 0x01010101) << c for c in range(8)]
-    total = spread[0]
-    for s in spread[1:]:
-        total = total | s
-    return total
+    return reduce(or_, spread)
 
 
 def _q4_0(rows: Rows) -> None:
@@ -231,12 +226,11 @@ def _block_operation(type: GGMLType) -> Any:
             block, step, last, scales, quants = args
             rows = []
             for r in range(8):
-                index = ir.Constant(I64, r)
-                index = b.select(b.icmp_signed("<", index, last), index, last)
+                index = or_last(b, ir.Constant(I64, r), last)
                 rows.append(b.add(block, b.mul(index, step)))
                 # the row that will be in its place in the next panel
                 ahead = b.add(rows[-1], b.mul(step, ir.Constant(I64, ROWS)))
-                for line in range(0, type.type_size, 64):
+                for line in range(0, type.type_size, LINE):
                     prefetch_ir(b, at(b, ahead, line))
             BLOCKS[type](Rows(b, rows, scales, quants))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from operator import or_
 
 from llvmlite import ir
 
@@ -30,13 +30,6 @@ def _spread(rows: Rows, codes: Codes) -> Rows:
     return Rows(b, spread, rows.scales, rows.quants)
 
 
-def _joined(parts: Sequence[V]) -> V:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total | part
-    return total
-
-
 def _plane(words: Sequence[V], first: int, bits: int) -> list[V]:
     """Some bits of all codes in the places of codes.py; `words` are in the order of values."""
     groups, mask = len(words) // 8, ((1 << bits) - 1) * 0x01010101
@@ -44,7 +37,7 @@ def _plane(words: Sequence[V], first: int, bits: int) -> list[V]:
     for i, word in enumerate(words):
         vector, field = place(groups, bits, *divmod(i, 8))
         vectors[vector].append((word >> first & mask) << bits * field)
-    return [_joined(fields) for fields in vectors]
+    return [reduce(or_, fields) for fields in vectors]
 
 
 def _scale_words(rows: Rows, count: int) -> list[V]:
@@ -55,7 +48,7 @@ def _scale_words(rows: Rows, count: int) -> list[V]:
 
 def _shift_word(words: Sequence[V]) -> V:
     """Bit 2 of the codes, which each 8 neighbours share; `words` are in the order of values."""
-    return _joined([(w >> 2 & 1) << i for i, w in enumerate(words[::2])])
+    return reduce(or_, [(w >> 2 & 1) << i for i, w in enumerate(words[::2])])
 
 
 def _pack(type: GGMLType, codes: Codes, rows: Rows) -> None:
@@ -76,8 +69,4 @@ def _pack(type: GGMLType, codes: Codes, rows: Rows) -> None:
         rows.store_halfs(D, 0)
 
 
-def _packer(type: GGMLType, codes: Codes) -> Any:
-    return partial(_pack, type, codes)
-
-
-BLOCKS.update({type: _packer(type, codes) for type, codes in CODES.items()})
+BLOCKS.update({type: partial(_pack, type, codes) for type, codes in CODES.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numba import float32, float64, int32, int64, types
+from numba import float32, float64, int32, types
 
 from pyggml.backends.cpu.kernels import functions as f
 from pyggml.backends.cpu.kernels.access import (
@@ -23,12 +23,12 @@ from pyggml.backends.cpu.kernels.access import (
     src_ne,
 )
 from pyggml.backends.cpu.kernels.block_writers import WRITERS
-from pyggml.backends.cpu.kernels.emit import V
+from pyggml.backends.cpu.kernels.emit import V, repeated
 from pyggml.backends.cpu.kernels.faults import report_id
-from pyggml.backends.cpu.kernels.gather import PLAIN
+from pyggml.backends.cpu.kernels.gather import PLAIN, load_index
 from pyggml.backends.cpu.kernels.norms import normed, rms_factor, sum_of_squares
 from pyggml.backends.cpu.kernels.rows import LANE, LANES, STORED, Row, Stored, element, for_lanes
-from pyggml.backends.cpu.kernels.simd import Typed, intrinsic, load, splat_ir, store, typed
+from pyggml.backends.cpu.kernels.simd import Typed, intrinsic, load, store, typed
 from pyggml.backends.cpu.kernels.stored_rows import row_writer
 
 ZERO = float32(0)
@@ -108,7 +108,7 @@ def angles(node: int, target: int, token: int, n_tokens: int) -> None:
 def _tables(b: Any, args: Any) -> None:
     """Operation (cosines, sines, n, magnitude); the angles are where the sines will be."""
     cos, sin, n, magnitude = args
-    factor = V(b, LANE, splat_ir(b, LANE.ir, magnitude))
+    factor = repeated(b, LANE, magnitude)
 
     def step(i: Any, rest: Any) -> None:
         angle = FLOAT.load(b, element(b, sin, i, 4), LANES, rest)
@@ -235,8 +235,7 @@ def _set_row(write_row: Any) -> Any:
 
     @inline
     def set_row(node: int, i: int, staged: int, n: int) -> None:
-        address = src_data(node, 3) + i * src_nb(node, 3, 0)
-        k = load(int64, address) if param_int(node, 14) == 8 else int64(load(int32, address))
+        k = load_index(src_data(node, 3) + i * src_nb(node, 3, 0), param_int(node, 14))
         if 0 <= k < dst_ne(node, 1):
             write_row(dst_data(node) + k * dst_nb(node, 1), staged, n)
         else:

@@ -16,7 +16,7 @@ from numba import njit, types
 from numba.core import cgutils
 
 from pyggml.backends.cpu import node as layout
-from pyggml.backends.cpu.kernels.emit import V, at, first_lanes
+from pyggml.backends.cpu.kernels.emit import V, at, first_lanes, repeated
 from pyggml.backends.cpu.kernels.simd import (
     F16,
     F32,
@@ -33,7 +33,6 @@ from pyggml.backends.cpu.kernels.simd import (
     literal_intrinsic,
     load_ir,
     shuffle_ir,
-    splat_ir,
     typed,
 )
 
@@ -194,11 +193,10 @@ class Row:
 
     def loop(self, b: Any, args: Any) -> Any:
         addresses, n = args[:3], args[3]
-        constants = [V(b, LANE, splat_ir(b, LANE.ir, c)) for c in args[4:]]
+        constants = [repeated(b, LANE, c) for c in args[4:]]
         n_sums = ROW_SUMS if self.fold else 1
         neutral = self.fold.neutral if self.fold else 0.0
-        initial = ir.Constant(LANE.ir, [neutral] * LANES)
-        sums = [cast(Any, cgutils).alloca_once_value(b, initial) for _ in range(n_sums)]
+        sums = running_sums(b, n_sums, neutral)
         unroll = max(self.unroll, n_sums)
         whole = _floor(b, n, unroll * LANES)
         with steps(b, ir.Constant(I64, 0), whole, unroll * LANES) as i:
@@ -254,6 +252,12 @@ def _floor(b: Any, n: Any, multiple: int) -> Any:
 def steps(b: Any, start: Any, stop: Any, step: int) -> Any:
     """A loop from start to stop, as a context whose value is the index."""
     return _Index(cgutils.for_range_slice(b, start, stop, ir.Constant(I64, step), I64, inc=True))
+
+
+def running_sums(b: Any, n: int, neutral: float = 0.0) -> list[Any]:
+    """Pointers to n vectors of the kernel's frame, that loops add to."""
+    initial = ir.Constant(LANE.ir, [neutral] * LANES)
+    return [cast(Any, cgutils).alloca_once_value(b, initial) for _ in range(n)]
 
 
 class _Index:

@@ -11,9 +11,10 @@ from functools import partial
 
 from llvmlite import ir
 
+from pyggml.backends.cpu.kernels.block_parts import small_floats
 from pyggml.backends.cpu.kernels.codes import CODES, Codes, place
 from pyggml.backends.cpu.kernels.emit import V, in_order
-from pyggml.backends.cpu.kernels.simd import Vec, half_to_float
+from pyggml.backends.cpu.kernels.simd import Vec
 from pyggml.backends.cpu.kernels.tile import (
     BODIES,
     QUANTS,
@@ -79,7 +80,7 @@ class Scales:
         words = self.tile.words(_SCALES + 32 * (sub // 8))
         nibble = (sub & 1) | (sub >> 2 & 1) << 1 | (sub >> 1 & 1) << 2
         words = words >> 4 * nibble - 1 if nibble else words << 1
-        return words & 30 | words.constant(1)
+        return words & 30 | 1
 
     def pairs(self) -> list[tuple[V, V]]:
         """Of each 4 sub-blocks the scales 0 and 2, and 1 and 3, as i16."""
@@ -92,7 +93,7 @@ class Scales:
             words = self.tile.words(_SCALES + 4 * i)
             for shift in range(0, 16, 4):
                 n = (words >> shift & 0x000F000F) << 1
-                found.append((n | n.constant(0x00010001)).cast("i16"))
+                found.append((n | 0x00010001).cast("i16"))
         return list(zip(found[::2], found[1::2], strict=True))
 
 
@@ -126,14 +127,10 @@ def _two_blocks(codes: Codes, groups: int, tile: Tile, acc: list[V]) -> list[V]:
     return acc
 
 
-def _small_floats(tile: Tile, i: int) -> V:
-    """Half of an unsigned 8-bit float, byte i of the first word: 4 bits of exponent, 3 below."""
+def _block_scales(tile: Tile, i: int) -> V:
+    """The scales of block i of four."""
     words, up = tile.words(0), 7 - 8 * i
-    bits = (words << up if up >= 0 else words >> -up) & 0x7F80
-    vec = Vec("i16", tile.rows)
-    halfs = V(tile.b, vec, tile.b.trunc(bits.value, vec.ir)).cast("f16")
-    # a half's exponent is biased by 15, this one by 7
-    return V(tile.b, Vec("f32", tile.rows), half_to_float(tile.b, halfs.value)) * 128
+    return small_floats(words << up if up >= 0 else words >> -up)
 
 
 def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
@@ -145,7 +142,7 @@ def _nvfp4(codes: Codes, tile: Tile, acc: list[V]) -> list[V]:
         dots = Dots(tile, ys, weights.limit, start=4 + 4 * half)
         for c in range(4 * half, 4 * half + 4):
             dots.add(weights(g, c), 16 + 4 * c)
-        acc = scaled(tile, acc, dots.finish(), _small_floats(tile, sub), ys)
+        acc = scaled(tile, acc, dots.finish(), _block_scales(tile, sub), ys)
     return acc
 
 
