@@ -177,10 +177,7 @@ class Assignment:
         for b, backend in enumerate(self.backends):
             if not backend.supports_op(node):
                 continue
-            readable = sum(
-                src is not None and self._home(src) is not None and self.can_read(src, b)
-                for src in node.src
-            )
+            readable = sum(src is not None and self.can_read(src, b) for src in node.src)
             if readable > most:
                 most = readable
                 self.set(node, b, "3.best")

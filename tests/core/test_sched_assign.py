@@ -271,6 +271,57 @@ def test_node_moves_to_a_better_backend_with_the_same_memory() -> None:
     np.testing.assert_allclose(read(z)[0, 0], 2 * values @ (values * w).T, rtol=1e-5)
 
 
+def test_of_several_better_backends_the_first_is_taken() -> None:
+    host = cpu()
+    better = [FakeDevice(f"BLAS{i}", also_reads=[host.buffer_type()]) for i in range(2)]
+    devices = (*better, host)
+    sched = Scheduler([d.init_backend() for d in devices], [host.buffer_type()] * 3)
+    y = build.mul(input_leaf(4, name="x"), input_leaf(4, name="z"))
+    sched.set_tensor_backend(y, sched.backends[2])
+    place(sched, y)
+    assert (backend_name(sched, y), sched.cause(y)) == ("BLAS0", "3.upg")
+
+
+def test_views_are_readable_where_their_source_is() -> None:
+    first, host = FakeDevice("CUDA0"), cpu()
+    second = FakeDevice("CUDA1", refused={Op.SQR})
+    host.also_reads.append(second.buffer_type())
+    sched = scheduler(first, second, host)
+    a = build.mul(input_leaf(8, name="x"), weight(second, 8, name="w"))
+    y = build.sqr(build.view(a, (4,), offset=16))
+    place(sched, y)
+    assert (backend_name(sched, y), sched.cause(y)) == ("CPU", "3.best")
+
+
+def test_leaf_that_is_a_view_lives_with_its_source() -> None:
+    gpu, host = FakeDevice("CUDA0"), cpu()
+    sched = scheduler(gpu, host)
+    x = input_leaf(8, name="x")
+    part = new_tensor(F32, 4, name="part")
+    part.view_src = x
+    y = build.mul(build.mul(build.view(x, (4,)), part), weight(gpu, 4, name="w"))
+    graph = place(sched, y)
+    assert (backend_name(sched, part), sched.cause(part)) == ("CPU", "4.vsrc")
+    write(x, np.arange(8))
+    sched.graph_compute(graph)
+    (w,) = (read(t).ravel() for t in graph.leafs if t.name == "w")
+    np.testing.assert_array_equal(read(y).ravel(), np.float32([0, 1, 4, 9]) * w)
+
+
+def test_memory_counts_not_who_it_was_given_to() -> None:
+    """An integrated GPU gets the host's state, which the CPU reads all the same."""
+    host = cpu()
+    gpu = FakeDevice("IGPU0", DeviceType.IGPU, also_reads=[host.buffer_type()])
+    state = new_tensor(F32, 4, name="state")
+    alloc_tensors([state], host.buffer_type())
+    y = build.scale(state, 2.0)
+    sched = scheduler(gpu, host)
+    sched.set_tensor_backend(y, sched.backends[1])
+    place(sched, y)
+    assert (backend_name(sched, state), backend_name(sched, y)) == ("IGPU0", "CPU")
+    assert names(sched) == [("CPU", [])]
+
+
 def test_view_lives_with_its_source() -> None:
     gpu, host = FakeDevice("CUDA0"), cpu()
     sched = scheduler(gpu, host)

@@ -240,6 +240,20 @@ def test_parallel_copies_include_inputs_that_nobody_reads() -> None:
     assert sched.layout.leaf_ids == [1] * 8 + [0] * 4 + [1, 0, 1]
 
 
+def test_waiting_for_an_allocated_graph_keeps_the_turns_of_copies() -> None:
+    gpu, host = FakeDevice("CUDA0", has_events=True), cpu()
+    sched = scheduler(gpu, host, parallel=True)
+    w = weight(gpu, 4, name="w")
+    used = []
+    for _ in range(5):
+        sched.reset()
+        x, _, graph = parallel_graph(gpu, w)
+        sched.alloc_graph(graph)
+        sched.synchronize()
+        used.append(x.data)
+    assert len(set(used)) == 4 and used[4] == used[0]
+
+
 def test_token_by_token_always_uses_the_first_copy() -> None:
     gpu, host = FakeDevice("CUDA0", has_events=True), cpu()
     sched = scheduler(gpu, host, parallel=True)
