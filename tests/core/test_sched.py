@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fakes import FakeBackend, FakeDevice, cpu, read, write
 from sched_graphs import (
+    backend_name,
     input_leaf,
     names,
     place,
@@ -232,6 +233,25 @@ def test_debug_realloc(monkeypatch: pytest.MonkeyPatch) -> None:
     after_ten("1", 11, host)  # placed differently: expected
     with pytest.raises(UnexpectedReallocation, match="^graph reallocation"):
         after_ten("2", 11, host)
+
+
+def test_nodes_that_move_within_one_memory_keep_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGML_SCHED_DEBUG_REALLOC", "2")
+    host = cpu()
+    blas = FakeDevice("BLAS", also_reads=[host.buffer_type()])
+    sched = Scheduler([blas.init_backend(), host.init_backend()], [host.buffer_type()] * 2)
+
+    def graph() -> Graph:
+        return build_graph([build.scale(input_leaf(4, name="x"), 2.0).named("y")])
+
+    sched.reserve(graph())
+    where = []
+    for refused in ((), {Op.SCALE}):
+        blas.refused = refused
+        sched.reset()
+        sched.alloc_graph(scaled := graph())  # raises if it needs other buffers
+        where.append(backend_name(sched, scaled.nodes[0]))
+    assert where == ["BLAS", "CPU"]
 
 
 def test_moved_nodes_get_new_places_even_if_they_fit() -> None:

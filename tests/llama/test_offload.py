@@ -131,6 +131,31 @@ def test_every_second_small_tensor_on_the_host(path: Path) -> None:
     np.testing.assert_array_equal(logits, expected)
 
 
+TWO = ("rtx3060", "a100")
+
+
+@pytest.mark.parametrize(
+    ("n_splits", "cards", "params"),
+    [
+        (1, TWO[:1], {"n_gpu_layers": 0}),  # all on the host
+        (2, TWO[:1], {"n_gpu_layers": 1}),  # the layers there, the output on the card
+        (2, TWO[:1], {"n_gpu_layers": 2}),
+        (2, TWO[:1], {"n_gpu_layers": 99}),  # the embedding on the host
+        (3, TWO, {"n_gpu_layers": 99}),
+        (2 * 2 + 2, TWO[:1], EXPERTS_ON_HOST),  # there and back in both layers
+        (2 * 2 + 2, TWO[:1], {"n_gpu_layers": 99, "kv_offload": False}),  # attention on the host
+    ],
+)
+def test_numbers_of_splits_for_one_token(
+    path: Path, n_splits: int, cards: tuple[str, ...], params: dict[str, Any]
+) -> None:
+    """Embedding, layers and output of a model of two layers, by hand."""
+    sim = simulation(cards)
+    with load(path, devices=sim.devices, **{**FIXED, **params}) as llama:
+        assert llama.model.hparams.n_layer == 2
+        assert llama.context().graph_sizes[1].splits == n_splits
+
+
 def test_very_many_splits(tmp_path: Path) -> None:
     sizes = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "head_dim": 16, "n_ff": 48}
     path = write_tiny(tmp_path / "m.gguf", "llama", n_layer=200, **sizes)

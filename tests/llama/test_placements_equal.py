@@ -99,6 +99,15 @@ def test_random_placements(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("where", ["-ngl half", "-ngl all -nkvo", "two cards"])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_real_models(request: pytest.FixtureRequest, name: str, where: str) -> None:
+    path: Path = request.getfixturevalue(name)
+    expected, _ = logits(path, flash_attn="off")
+    check(path, expected, named_placements(n_layer(path))[where])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 100 + MANY))
 @pytest.mark.parametrize("name", MODELS)
 def test_many_random_placements(
