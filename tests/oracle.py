@@ -151,6 +151,7 @@ class LlamaCpp:
             self._close.close()
             raise ValueError(f"llama.cpp makes no context for {path}")
         self._close.callback(self._c.llama_free, self._context)
+        self._memory = self._c.llama_get_memory(self._context)
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +161,7 @@ class LlamaCpp:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """[n_tokens, n_vocab]: the logits after each token of a prompt."""
-        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
+        self._c.llama_memory_clear(self._memory, True)
         return self._decode(ids)
 
     def logprobs(self, ids: Sequence[int]) -> NDArray[np.float64]:
@@ -176,9 +177,8 @@ class LlamaCpp:
     ) -> NDArray[np.float32]:
         """Logits of `more`, after positions start..stop-1 of `ids` were cut out (K-shift)."""
         self.logits(ids)
-        memory = self._c.llama_get_memory(self._context)
-        assert self._c.llama_memory_seq_rm(memory, 0, start, stop)
-        self._c.llama_memory_seq_add(memory, 0, stop, len(ids), start - stop)
+        assert self.remove(0, start, stop)
+        self._c.llama_memory_seq_add(self._memory, 0, stop, len(ids), start - stop)
         return self._decode(more)
 
     def greedy(self, prompt: Sequence[int] | str, n: int) -> list[Step]:
@@ -195,8 +195,7 @@ class LlamaCpp:
 
     def remove(self, seq: int, p0: int, p1: int) -> bool:
         """Forget positions p0..p1-1 of a sequence; False if the memory cannot."""
-        memory = self._c.llama_get_memory(self._context)
-        removed: bool = self._c.llama_memory_seq_rm(memory, seq, p0, p1)
+        removed: bool = self._c.llama_memory_seq_rm(self._memory, seq, p0, p1)
         return removed
 
     def _decode(self, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from raw_gguf import RawGguf, RawTensor, array, i32, pair, string, text, u16, u32, value
 from tiny import write_tiny
 
-from pyggml.backends.reference.device import RefBuffer, RefBufferType, RefDevice
+from pyggml.backend import Status
+from pyggml.backends.reference.device import RefBackend, RefBuffer, RefBufferType, RefDevice
 from pyggml.errors import OutOfMemory
 from pyggml.gguf import Metadata, ValueType, open_gguf
+from pyggml.graph import Graph
+from pyggml.llama.batch import Batch
 from pyggml.llama.context import Context
 from pyggml.llama.context_params import ContextParams
 from pyggml.llama.hparams import HParams
@@ -54,6 +59,30 @@ class LimitedBuffer(RefBuffer):
         self.buft.limited.live -= self.size
 
 
+class Breaking(RefDevice):
+    """Its backend raises in the run that `fuse` counts down to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse = -1
+        self.failure: Callable[[], Status] = _interrupt
+
+    def init_backend(self) -> RefBackend:
+        return BreakingBackend(self)
+
+
+class BreakingBackend(RefBackend):
+    def graph_compute(self, graph: Graph) -> Status:
+        device = self.device
+        assert isinstance(device, Breaking)
+        device.fuse -= 1
+        return device.failure() if device.fuse == 0 else super().graph_compute(graph)
+
+
+def _interrupt() -> Status:
+    raise KeyboardInterrupt
+
+
 def hparams(n_layer: int = 3, **changes: Any) -> HParams:
     """Numbers of a small model; no two sizes are equal."""
     values: dict[str, Any] = {
@@ -76,8 +105,11 @@ def hparams(n_layer: int = 3, **changes: Any) -> HParams:
 
 
 def keys(arch: str = "llama", n_layer: int = 3, **changes: Any) -> dict[str, Any]:
-    """The keys a decoder needs, without their "<arch>."; a change to None drops a key."""
-    own = {
+    """The keys a decoder needs; changes come without "<arch>.", and None drops a key.
+
+    In the name of a change __ stands for a dot.
+    """
+    own: dict[str, Any] = {
         "context_length": 4096,
         "embedding_length": 24,
         "block_count": n_layer,
@@ -87,7 +119,8 @@ def keys(arch: str = "llama", n_layer: int = 3, **changes: Any) -> dict[str, Any
         "attention.layer_norm_rms_epsilon": 1e-5,
         "vocab_size": 10,
     }
-    found = {f"{arch}.{key}": item for key, item in {**own, **changes}.items()}
+    own |= {key.replace("__", "."): item for key, item in changes.items()}
+    found = {f"{arch}.{key}": item for key, item in own.items()}
     return {"general.architecture": arch, **{k: v for k, v in found.items() if v is not None}}
 
 
@@ -127,6 +160,25 @@ def context_of(model: Model, **params: Any) -> Context:
     )
 
 
+def run(context: Context, ids: list[int], pos: int = 0, seq: int = 0) -> NDArray[np.float32]:
+    """[n_tokens, n_vocab], decoded in batches of n_batch."""
+    rows, step = [], context.params.n_batch
+    for i in range(0, len(ids), step):
+        context.decode(Batch.of(ids[i : i + step], pos + i, seq=seq, logits="all"))
+        rows.append(context.all_logits())
+    return np.concatenate(rows)
+
+
+def logits_after_cut(
+    context: Context, ids: list[int], start: int, stop: int, more: list[int]
+) -> NDArray[np.float32]:
+    """Logits of `more`, after positions start..stop-1 of `ids` were cut out of the cache."""
+    run(context, ids)
+    context.memory.remove(0, start, stop)
+    context.memory.shift(0, stop, len(ids), start - stop)
+    return run(context, more, len(ids) + start - stop)
+
+
 def with_keys(path: Path, **numbers: int) -> Path:
     """The GGUF file at `path` with further u32 keys, __ standing for a dot; changes it in place."""
     raw = path.read_bytes()
@@ -138,6 +190,15 @@ def with_keys(path: Path, **numbers: int) -> Path:
     count = struct.pack("<Q", n_pairs + len(numbers) + 1)
     path.write_bytes(raw[:16] + count + pairs + raw[24:])
     return path
+
+
+def corrupt(path: Path, name: str, at: int, raw: bytes) -> None:
+    """Overwrite bytes of a tensor."""
+    with open_gguf(path) as gguf:
+        offset = gguf.tensors[name].offset
+    with path.open("r+b") as file:
+        file.seek(offset + at)
+        file.write(raw)
 
 
 def split(path: Path, n_parts: int) -> list[Path]:

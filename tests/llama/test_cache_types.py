@@ -8,11 +8,13 @@ of F16 up in F16, ours computes in float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import divergence
 import gguf
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from exact import Exact, kl, log_softmax
 from oracle import LlamaCpp
 from texts import TEXTS
 from tiny import ARCHS, WIDE, write_tiny
+from tiny_llama import logits_after_cut
 
 from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import UserError
@@ -53,6 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads256": ("qwen3", {"head_dim": 256, "n_layer": 1}),
 }
 Models = Callable[[str], Path]
+prompt = functools.partial(divergence.prompt, 300)  # of n ids
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +69,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         return path if path.exists() else write_tiny(path, arch, **dims)
 
     return get
-
-
-def prompt(n: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(n).integers(3, 300, n)]
 
 
 def pyggml(path: Path, pair: Pair, flash_attn: str = "on", **params: Any) -> Llama:
@@ -193,17 +193,8 @@ def test_shifted_keys_are_llama_cpps(
     with llama_cpp(path, pair, flash_attn) as theirs:
         other = theirs.logits_after_cut(ids, 5, 18, more)
     with pyggml(path, pair, flash_attn) as ours:
-        mine = logits_after_cut(ours, ids, 5, 18, more)
+        mine = logits_after_cut(ours.context(), ids, 5, 18, more)
     assert kl(other, mine).mean() < (2e-4 if pair[0] == "q8_0" else 2e-3)
-
-
-def logits_after_cut(llama: Llama, ids: list[int], start: int, stop: int, more: list[int]) -> Any:
-    context = llama.context()
-    context.decode(Batch.of(ids, 0))
-    context.memory.remove(0, start, stop)
-    context.memory.shift(0, stop, len(ids), start - stop)
-    context.decode(Batch.of(more, len(ids) + start - stop, logits="all"))
-    return context.all_logits().copy()
 
 
 # ---------------------------------------------------------------- long contexts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from exact import Exact, kl, knows
-from numpy.typing import NDArray
 from oracle import LlamaCpp
 from tiny import TABLE_GELU, VARIANTS, write_tiny
 from tiny_linear import LINEAR_ARCHS
-from tiny_llama import DEVICE, Limited, context_of, tiny_model
+from tiny_llama import DEVICE, Breaking, Limited, context_of, logits_after_cut, run, tiny_model
 
 from pyggml.backend import Device, Status
-from pyggml.backends.reference.device import RefBackend, RefDevice
+from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import OutOfMemory, UserError
-from pyggml.graph import Graph
 from pyggml.llama.batch import Batch, BatchError
 from pyggml.llama.context import Context, ContextFull
 from pyggml.llama.context_params import RopeOverrides
@@ -37,15 +35,6 @@ N_VOCAB = 300
 
 def prompt(n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng([seed, n]).integers(N_VOCAB, size=n)]
-
-
-def run(context: Context, ids: list[int], pos: int = 0, seq: int = 0) -> NDArray[np.float32]:
-    """[n_tokens, n_vocab], decoded in batches of n_batch."""
-    rows, step = [], context.params.n_batch
-    for i in range(0, len(ids), step):
-        context.decode(Batch.of(ids[i : i + step], pos + i, seq=seq, logits="all"))
-        rows.append(context.all_logits())
-    return np.concatenate(rows)
 
 
 @pytest.fixture(scope="module")
@@ -335,10 +324,7 @@ def test_shifted_keys_are_those_of_the_new_positions(
     }
     with closing(load_model(one_layer.gguf.path, devices=[device])) as tiny:
         context = context_of(tiny, **given)
-        run(context, ids)
-        context.memory.remove(0, 4, 12)
-        context.memory.shift(0, 12, 30, -8)
-        found = run(context, [5, 6, 7], 22)
+        found = logits_after_cut(context, ids, 4, 12, [5, 6, 7])
         assert not context.memory.caches[0].cells.has_shift
         context.close()
     expected = run(context_of(one_layer, **given), ids[:4] + ids[12:] + [5, 6, 7])
@@ -355,10 +341,7 @@ def test_windowed_layers_are_shifted_with_their_own_frequencies(tmp_path: Path) 
     ids = prompt(30)
     context = context_of(tiny)
     assert context.memory.can_shift
-    run(context, ids)
-    context.memory.remove(0, 0, 10)
-    context.memory.shift(0, 10, 30, -10)
-    found = run(context, [5], 20)
+    found = logits_after_cut(context, ids, 0, 10, [5])
     np.testing.assert_allclose(found, run(context_of(tiny), ids[10:] + [5])[-1:], atol=1e-4)
 
 
@@ -373,30 +356,6 @@ def test_a_shift_makes_room(model: Model) -> None:
 
 
 # ---------------------------------------------------------------- interrupts and failures
-class Breaking(RefDevice):
-    """Its backend raises in the run that `fuse` counts down to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fuse = -1
-        self.failure: Callable[[], Status] = _interrupt
-
-    def init_backend(self) -> RefBackend:
-        return BreakingBackend(self)
-
-
-class BreakingBackend(RefBackend):
-    def graph_compute(self, graph: Graph) -> Status:
-        device = self.device
-        assert isinstance(device, Breaking)
-        device.fuse -= 1
-        return device.failure() if device.fuse == 0 else super().graph_compute(graph)
-
-
-def _interrupt() -> Status:
-    raise KeyboardInterrupt
-
-
 @pytest.fixture
 def breaking(tmp_path: Path) -> Iterator[tuple[Breaking, Context]]:
     device = Breaking()

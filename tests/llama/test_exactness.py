@@ -10,20 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from divergence import strict
 from exact import Exact, kl, log_softmax
 from oracle import LlamaCpp
 from texts import TEXTS
-
-from pyggml.llama import load
 
 N_TOKENS = 30
 
 
 def check(path: Path) -> None:
     exact = Exact(path)
-    strict = {"n_ctx": 256, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
     ours, theirs = [], []
-    with load(path, n_threads=1, **strict) as llama, LlamaCpp(path) as llama_cpp:
+    with strict(path, n_ctx=256, n_threads=1) as llama, LlamaCpp(path) as llama_cpp:
         for text in TEXTS:
             ids = llama.tokenize(text)[:N_TOKENS]
             expected = log_softmax(exact.logits(ids))

@@ -32,8 +32,7 @@ def test_experts_in_mxfp4(weight_type: str, repack: bool, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- hyper-parameters
 def read(path: Path, **changes: Any) -> HParams:
     sizes = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 6}
-    numbers = {**sizes, **{key.replace("__", "."): item for key, item in changes.items()}}
-    return gpt_oss.hparams(metadata(path, keys("gpt-oss", **numbers)))
+    return gpt_oss.hparams(metadata(path, keys("gpt-oss", **{**sizes, **changes})))
 
 
 def test_every_other_layer_has_a_window(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ I32_ARRAY = bytes([ValueType.ARRAY]) + struct.pack("<IQ", ValueType.INT32, 3)
 
 
 def read(tmp_path: Path, arch: str = "llama", n_layer: int = 3, **changes: Any) -> HParams:
-    """Changes are keys without "<arch>.", with _ for . where they are keywords."""
-    items = keys(arch, n_layer, **{k.replace("__", "."): v for k, v in changes.items()})
+    items = keys(arch, n_layer, **changes)
     return architectures.find(arch).hparams(metadata(tmp_path / "m.gguf", items))
 
 

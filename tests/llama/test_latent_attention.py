@@ -12,11 +12,9 @@ from exact import kl
 from oracle import LlamaCpp
 from tiny import write_tiny
 from tiny_latent import LATENT_VARIANTS, LITE
-from tiny_llama import context_of, keys, metadata, tiny_model
+from tiny_llama import context_of, keys, logits_after_cut, metadata, run, tiny_model
 
 from pyggml.errors import ModelError
-from pyggml.llama.batch import Batch
-from pyggml.llama.context import Context
 from pyggml.llama.hparams import Gating, HParams
 from pyggml.llama.models import deepseek2
 
@@ -63,10 +61,7 @@ def test_only_the_rotated_part_of_keys_is_shifted(
     tiny = tiny_model(tmp_path / "m.gguf", arch, n_layer=1, **options)
     ids = prompt(300, 30)
     context = context_of(tiny, flash_attn=flash_attn)
-    run(context, ids)
-    context.memory.remove(0, 4, 12)
-    context.memory.shift(0, 12, 30, -8)
-    found = run(context, [5, 6, 7], 22)
+    found = logits_after_cut(context, ids, 4, 12, [5, 6, 7])
     expected = run(context_of(tiny, flash_attn=flash_attn), ids[:4] + ids[12:] + [5, 6, 7])
     np.testing.assert_allclose(found, expected[-3:], atol=2e-5)
 
@@ -79,16 +74,8 @@ def test_shifted_keys_are_llama_cpps(variant: str, tmp_path: Path) -> None:
         ids, more = prompt(theirs.n_vocab, 40), prompt(theirs.n_vocab, 9)
         expected = theirs.logits_after_cut(ids, 5, 18, more)
     with strict(path, flash_attn="on") as ours:
-        context = ours.context()
-        run(context, ids)
-        context.memory.remove(0, 5, 18)
-        context.memory.shift(0, 18, 40, -13)
-        assert kl(expected, run(context, more, 27)).max() < 1e-6
-
-
-def run(context: Context, ids: list[int], pos: int = 0) -> Any:
-    context.decode(Batch.of(ids, pos, logits="all"))
-    return context.all_logits().copy()
+        found = logits_after_cut(ours.context(), ids, 5, 18, more)
+    assert kl(expected, found).max() < 1e-6
 
 
 # ---------------------------------------------------------------- hyper-parameters
@@ -109,8 +96,7 @@ SIZES = {
 
 
 def read(path: Path, **changes: Any) -> HParams:
-    numbers = {**SIZES, **{key.replace("__", "."): item for key, item in changes.items()}}
-    return deepseek2.hparams(metadata(path, keys("deepseek2", **numbers)))
+    return deepseek2.hparams(metadata(path, keys("deepseek2", **{**SIZES, **changes})))
 
 
 def test_sizes(tmp_path: Path) -> None:

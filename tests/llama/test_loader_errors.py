@@ -19,8 +19,10 @@ from tiny_llama import (
     Limited,
     contents,
     context_of,
+    corrupt,
     keys,
     metadata,
+    run,
     split,
     tiny_model,
 )
@@ -31,7 +33,6 @@ from pyggml.backends.reference.device import RefBuffer, RefBufferType, RefDevice
 from pyggml.dtypes import GGMLType
 from pyggml.errors import ConfigError, GgufError, ModelError, OutOfMemory
 from pyggml.gguf import Override, open_gguf, parse_override
-from pyggml.llama.batch import Batch
 from pyggml.llama.loader import LoadCancelled, Model, ModelParams, load_model
 from pyggml.llama.memory_lock import MemoryLock
 from pyggml.tensor import Tensor
@@ -40,9 +41,7 @@ IDS = [1, 2, 3, 250, 17]
 
 
 def logits(model: Model) -> np.ndarray[Any, Any]:
-    context = context_of(model)
-    context.decode(Batch.of(IDS, 0, logits="all"))
-    return context.all_logits()
+    return run(context_of(model), IDS)
 
 
 # ---------------------------------------------------------------- tensors
@@ -175,15 +174,6 @@ def test_an_unknown_load_mode() -> None:
 
 
 # ---------------------------------------------------------------- damaged data
-def corrupt(path: Path, name: str, at: int, raw: bytes) -> None:
-    """Overwrite bytes of a tensor."""
-    with open_gguf(path) as gguf:
-        offset = gguf.tensors[name].offset
-    with path.open("r+b") as file:
-        file.seek(offset + at)
-        file.write(raw)
-
-
 NAN16, INF16 = struct.pack("<H", 0x7E00), struct.pack("<H", 0x7C00)
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact import kl
+from divergence import prompt
+from exact import gelu, kl, silu
 from numpy.typing import NDArray
 from op_case import Case, Leafs, place
 from oracle import LlamaCpp
 from tiny import VARIANTS, write_tiny
 from tiny_arch import DENSE, ROUTED
-from tiny_llama import DEVICE, keys, metadata
+from tiny_llama import DEVICE, corrupt, keys, metadata
 from tiny_llama import hparams as small_hparams
 from tiny_moe import MOE_ARCHS
 
 from pyggml.backends.cpu.device import CpuDevice
 from pyggml.errors import ModelError
-from pyggml.gguf import open_gguf
 from pyggml.llama import architectures, load
 from pyggml.llama.builder import Builder, GraphShape
 from pyggml.llama.hparams import Experts, Gating
@@ -55,14 +55,6 @@ MERGED = (*ROUTER, "ffn_gate_up_exps", "ffn_down_exps")
 # ---------------------------------------------------------------- the formula
 def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
-
-
-def silu(x: Array) -> Array:
-    return x * sigmoid(x)
-
-
-def gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def relu(x: Array) -> Array:
@@ -272,10 +264,6 @@ MOE = [name for name, (_, options) in VARIANTS.items() if name in MOE_ARCHS and 
 EXACT: dict[str, Any] = {"n_ctx": 256, "type_k": "f32", "type_v": "f32"}
 
 
-def prompt(n_vocab: int, n: int) -> list[int]:
-    return [int(i) for i in np.random.default_rng(n).integers(3, n_vocab, n)]
-
-
 @pytest.mark.parametrize("variant", [*MOE, "llama-experts"])
 def test_small_ubatches_flash_attention_and_greedy_tokens(variant: str, tmp_path: Path) -> None:
     """What test_architectures.py does with plain attention and large ubatches."""
@@ -424,10 +412,6 @@ def test_one_tensor_per_expert(tmp_path: Path) -> None:
 def test_a_router_that_is_not_a_number(name: str, tmp_path: Path) -> None:
     """Refused without --check-tensors too: it would choose experts at random."""
     path = write_tiny(tmp_path / "m.gguf", "dots1")
-    with open_gguf(path) as gguf:
-        start = gguf.tensors[f"blk.1.{name}"].offset
-    raw = bytearray(path.read_bytes())
-    raw[start : start + 4] = np.float32(np.nan).tobytes()
-    path.write_bytes(raw)
+    corrupt(path, f"blk.1.{name}", 0, np.float32(np.nan).tobytes())
     with pytest.raises(ModelError, match=f"'blk.1.{name}' holds invalid data.*download it again"):
         load(path)

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from divergence import LENGTHS
 from exact import Exact, gelu_from_table, kl, knows
 from oracle import LlamaCpp, LlamaServer
 from texts import TEXTS
 from tiny import ARCHS, TABLE_GELU, VARIANTS, write_tiny
 from tiny_tokens import VOCABS
 
-LENGTHS = (1, 2, 33, 100)
 # Mean KL from exact arithmetic that activations of 8 bits cost llama.cpp in tiny models.
 QUANTIZED = {"Q8_0": 2e-3, "Q4_K": 4e-3}
 

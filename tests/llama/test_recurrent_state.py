@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from oracle import LlamaCpp
 from tiny import write_tiny
-from tiny_llama import context_of, keys, metadata, tiny_model
+from tiny_llama import Breaking, context_of, keys, metadata, run, tiny_model
 
-from pyggml.backends.reference.device import RefBackend, RefDevice
+from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import ModelError, UserError
 from pyggml.llama.architectures import find
 from pyggml.llama.batch import Batch, BatchError
-from pyggml.llama.context import Context
 from pyggml.llama.kv_cache import ALL_POSITIONS
 from pyggml.llama.loader import Model, load_model
 from pyggml.llama.recurrent_state import StateCells
@@ -127,11 +126,6 @@ def hybrid(path: Path) -> Model:
     return load_model(path, devices=[RefDevice()])
 
 
-def run(context: Context, ids: list[int], pos: int = 0, seq: int = 0) -> NDArray[np.float32]:
-    context.decode(Batch.of(ids, pos, seq=seq, logits="all"))
-    return context.all_logits()
-
-
 def alone(model: Model, ids: list[int]) -> NDArray[np.float32]:
     """What a fresh context gives."""
     return run(context_of(model), ids)
@@ -196,25 +190,6 @@ def test_a_new_sequence_begins_with_nothing(hybrid: Model) -> None:
         context.memory.remove(seq)
         np.testing.assert_allclose(run(context, prompt(6), seq=seq), expected, atol=1e-4)
         context.memory.clear()
-
-
-class Breaking(RefDevice):
-    """Stops at the graph that `fuse` counts down to."""
-
-    fuse = 1 << 30
-
-    def init_backend(self) -> RefBackend:
-        backend = super().init_backend()
-        compute = backend.graph_compute
-
-        def counted(graph):
-            self.fuse -= 1
-            if self.fuse == 0:
-                raise KeyboardInterrupt
-            return compute(graph)
-
-        backend.graph_compute = counted
-        return backend
 
 
 def test_an_interrupted_sequence_is_gone_and_others_are_not(path: Path, hybrid: Model) -> None:
@@ -291,7 +266,7 @@ def test_equal_ubatches(sets: list[frozenset[int]], n_ubatch: int) -> None:
 
 # ---------------------------------------------------------------- hyper-parameters
 @pytest.fixture
-def read(tmp_path: Path) -> Iterator[Callable[..., object]]:
+def read(tmp_path: Path) -> Callable[..., object]:
     own = {
         "ssm.conv_kernel": 4,
         "ssm.state_size": 8,
@@ -302,12 +277,10 @@ def read(tmp_path: Path) -> Iterator[Callable[..., object]]:
     }
 
     def hparams(**changes: object) -> object:
-        items = keys(
-            "qwen35", 4, **{**own, **{k.replace("__", "."): v for k, v in changes.items()}}
-        )
+        items = keys("qwen35", 4, **{**own, **changes})
         return find("qwen35").hparams(metadata(tmp_path / "m.gguf", items))
 
-    yield hparams
+    return hparams
 
 
 def test_which_layers_are_recurrent(read: Callable[..., object]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from divergence import strict
 from exact import kl, log_softmax
 from numpy.typing import NDArray
 from op_case import random_blocks
@@ -17,7 +18,6 @@ from tiny import WIDE, write_tiny
 from tiny_llama import contents
 
 from pyggml.dtypes import GGMLType as T
-from pyggml.llama import load
 from pyggml.quants import QUANTIZABLE, dequantize, quantize
 
 TYPES = (
@@ -59,8 +59,7 @@ def model(request: pytest.FixtureRequest, wide: Path, tmp_path: Path) -> Path:
 
 def logits(path: Path, **params: Any) -> NDArray[np.float32]:
     """Of all positions, with an F32 cache and no flash attention."""
-    strict = {"n_ctx": 128, "type_k": "f32", "type_v": "f32", "flash_attn": "off", "n_threads": 1}
-    with load(path, **{**strict, **params}) as llama:
+    with strict(path, **{"n_ctx": 128, "n_threads": 1, **params}) as llama:
         return llama.logits(IDS, all=True)
 
 

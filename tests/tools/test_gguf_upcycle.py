@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from divergence import strict
 from exact import kl
 from gguf_tool import Tool
 from numpy.typing import NDArray
@@ -27,8 +28,7 @@ Floats = NDArray[np.float32]
 
 
 def ours(path: Path, ids: list[int] = IDS) -> Floats:
-    strict: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
-    with load(path, n_threads=1, n_ctx=128, **strict) as llama:
+    with strict(path, n_threads=1, n_ctx=128) as llama:
         return llama.logits(ids, all=True)
 
 
