@@ -25,19 +25,12 @@ from pyggml.tools.bench_measure import (
     random_work,
     take_turns,
 )
+from pyggml.tools.bench_modes import MODELS, STARTUP
 from pyggml.tools.bench_output import Layout, make_format
 from pyggml.tools.bench_pyggml import PyggmlSide
 from pyggml.tools.bench_references import make_reference
 from pyggml.tools.bench_report import Machine, ModelInfo, Result, layout
-from pyggml.tools.bench_tasks import (
-    CPU,
-    OFFLOAD,
-    PLACEMENT,
-    Task,
-    parse_grid,
-    tasks,
-    thread_params,
-)
+from pyggml.tools.bench_tasks import OFFLOAD, PLACEMENT, Task, parse_grid, tasks, thread_params
 from pyggml.tools.cli import list_devices
 from pyggml.tools.simulated import simulated_cards
 from pyggml.tools.ui import Screen, compiling_shown
@@ -109,12 +102,8 @@ def run(values: Mapping[str, Any]) -> None:
 
 def _run_startup(values: Mapping[str, Any], options: Options, outputs: Outputs) -> None:
     """What --startup asks for."""
+    STARTUP.check(values)
     grid = parse_grid(values)
-    others = (*CPU, *PLACEMENT, *OFFLOAD)
-    given = [parameter.flag for parameter in others if parameter.field in values]
-    given += ["--sim-device"] if "sim_device" in values else []
-    if given:
-        raise ConfigError(f"--startup starts commands with -m and -t alone: leave {given[0]} away")
     compare = bool(options.reference)
     places = [(model, n) for model in grid["model"] for n in grid["n_threads"]]
     emit(bench_startup.layout(compare=compare), _startups(places, options), outputs)
@@ -124,6 +113,7 @@ def _run_models(
     values: Mapping[str, Any], options: Options, outputs: Outputs, screen: Screen
 ) -> None:
     """Prompts and generation, on one side or on two."""
+    MODELS.check(values)
     grid = parse_grid(values)
     simulation = simulated_cards(values)
     for given, flag in ((options.reference, "--vs-llama-cpp"), (options.memory, "--memory")):
@@ -149,8 +139,8 @@ def _run_op(values: Mapping[str, Any], options: Options, outputs: Outputs) -> No
     # here, not above: these modules know the CPU backend
     from pyggml.tools import bench_op, bench_op_report
 
-    bench_op.cpu_device().use_numa(values.get("numa", ""))
     todo = bench_op.op_tasks(values, thread_params(values))
+    bench_op.cpu_device().use_numa(values.get("numa", ""))
     found = bench_op.op_results(todo, options.repetitions, warm_up=options.warm_up)
     emit(bench_op_report.layout(), found, outputs)
 

@@ -26,18 +26,12 @@ from pyggml.graph import build_graph, next_uid
 from pyggml.tensor import Tensor, new_tensor
 from pyggml.threads import ThreadParams
 from pyggml.tools.bench_measure import Round, timed
+from pyggml.tools.bench_modes import OP
 from pyggml.tools.bench_tasks import Parameter, chosen, layouts, one_of, two_numbers
 
 TYPES = (GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.F16)
 SHAPES = ((4096, 4096, 1), (4096, 4096, 512))
 EXPERTS = "8,2"
-# flags that speak of models
-OF_MODELS = {
-    "model": "-m",
-    "reference": "--vs-llama-cpp",
-    "memory": "--memory",
-    "startup": "--startup",
-}
 
 DECODE_COLUMNS = 8  # up to this many, weights are to come from memory
 CACHE_SHARE = 4  # times the size of the last cache
@@ -83,10 +77,10 @@ class OpTask:
 # ---------------------------------------------------------------- what is asked for
 def op_tasks(values: Mapping[str, Any], threads: Sequence[ThreadParams]) -> list[OpTask]:
     """The product of the lists, threads innermost; raises UserError."""
-    for name, flag in OF_MODELS.items():
-        if values.get(name):
-            raise ConfigError(f"--op measures one operation without a model: leave {flag} away")
+    OP.check(values)
     op = values["op"]
+    if op == "mul_mat" and "op_experts" in values:
+        raise ConfigError("--experts are those of --op mul_mat_id: mul_mat has none")
     parse_type = one_of(_types(), any_case=True)
     types = chosen(Parameter("op_types", "--types", parse_type, TYPES), values)
     shapes: Sequence[tuple[int, int, int]] = chosen(

@@ -177,7 +177,8 @@ GROUPS: Mapping[str, Sequence[Flag]] = {
             "--startup --first-token",
             "startup",
             value=True,
-            help="instead of the tests: seconds from starting the command to its first token",
+            help="instead of the tests: seconds from starting the command with -m and -t to its"
+            " first token",
             tools=ONLY,
         ),
     ),

@@ -13,7 +13,7 @@ import pytest
 from pyggml.backends.reference.device import RefDevice
 from pyggml.errors import ConfigError, UserError
 from pyggml.threads import usable_cpus
-from pyggml.tools import bench, bench_measure, bench_memory, bench_startup
+from pyggml.tools import bench, bench_measure, bench_memory, bench_modes, bench_startup
 from pyggml.tools.bench_pyggml import PyggmlSide
 from pyggml.tools.bench_tasks import (
     Grid,
@@ -339,12 +339,53 @@ def test_a_run_says_how_threads_ran(
     assert {"range", "strict", "poll", "numa"} <= set(titles) and "cpu_mask" not in titles
 
 
-def test_startup_takes_no_flags_of_threads(
-    tiny_models: dict[str, str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--poll 0", "--cpu-strict 1", "--numa distribute", "-nr", "-rpk 0", "-lm none"),
+        *("-p 8", "-n 8", "-pg 8,8", "-d 8", "-b 8", "-ub 8", "-ctk f32", "-ctv f32", "-fa on"),
+        *("--memory", "--delay 1", "--no-warmup", "--progress", "--types f16"),
+        *("-ngl 1", "-ot x=CPU", "-nkvo 1", "--sim-device rtx3060"),
+    ],
+)
+def test_startup_refuses_what_it_does_not_pass_on(
+    flag: str, tiny_models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        run_tool("bench", ["-m", tiny_models["llama"], "--startup", "--poll", "0"])
-    assert "leave --poll away" in capsys.readouterr().err
+        run_tool("bench", ["-m", tiny_models["llama"], "--startup", *flag.split()])
+    said = "--startup starts commands with -m and -t alone: leave"
+    assert f"{said} {flag.split()[0]} away" in capsys.readouterr().err
+
+
+def test_startup_hears_all_other_flags(
+    tiny_models: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = ["-m", tiny_models["llama"], "--startup", "-t", "1", "-r", "2", "--prio", "0"]
+    started: list[list[str]] = []
+
+    def first_byte(command: list[str]) -> int:
+        started.append(command)
+        return 5
+
+    monkeypatch.setattr(bench_startup, "first_byte", first_byte)
+    run_tool("bench", [*taken, "-o", "csv", "-oe", "none"])
+    assert len(started) == 1 + 2 and tiny_models["llama"] in started[0]
+    assert tiny_models["llama"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--types f16", "--shapes 8x32x1", "--experts 4,2"])
+def test_models_have_no_operations(
+    flag: str, tiny_models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run_tool("bench", ["-m", tiny_models["llama"], *flag.split()])
+    said = "only with --op there are operations to choose: leave"
+    assert f"{said} {flag.split()[0]} away" in capsys.readouterr().err
+
+
+def test_modes_heed_flags_that_there_are() -> None:
+    for mode in (bench_modes.STARTUP, bench_modes.OP, bench_modes.MODELS):
+        assert mode.targets < bench_modes.FLAGS.keys()
 
 
 def test_priority_is_a_nice_value(monkeypatch: pytest.MonkeyPatch) -> None:

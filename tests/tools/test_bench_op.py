@@ -55,8 +55,15 @@ def test_lists_multiply() -> None:
         (("--shapes", "4096x4096"), "--shapes 4096x4096: it must be MxKxN, as in 4096x4096x1"),
         (("--shapes", "8x0x1"), "--shapes 8x0x1: it must be MxKxN"),
         (("--types", "q4_K", "--shapes", "8x100x1"), "a row of q4_K holds a multiple of 256"),
-        (("-m", "x.gguf"), "leave -m away"),
-        (("--vs-llama-cpp",), "leave --vs-llama-cpp away"),
+        *(
+            (tuple(flag.split()), f"--op measures one .*: leave {flag.split()[0]} away")
+            for flag in (
+                *("-m x.gguf", "--vs-llama-cpp", "--memory", "--startup", "-lm none", "-mmp 0"),
+                *("-p 8", "-n 8", "-pg 8,8", "-d 8", "-b 8", "-ub 8", "-ctk f32", "-ctv f32"),
+                *("-fa on", "--delay 1", "--progress", "-ngl 1", "--sim-device rtx3060"),
+            )
+        ),
+        (("--experts", "4,2"), "--experts are those of --op mul_mat_id"),
         (("--repack", "2"), "--repack 2: one of 0, 1"),
     ],
 )

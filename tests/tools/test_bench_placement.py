@@ -136,7 +136,6 @@ def test_modelled_tests(tiny_models: dict[str, str], capsys: pytest.CaptureFixtu
         (("--sim-device", "rtx3060", "--memory"), "--memory measures: leave --sim-device away"),
         (("--sim-device", "rtx3060", "--vs-llama-cpp"), "--vs-llama-cpp measures: leave"),
         (("-ngl", "3", "--vs-llama-cpp"), "--vs-llama-cpp compares CPUs: leave -ngl"),
-        (("-ngl", "3", "--startup"), "leave -ngl away"),
         (("--sim-device", "rtx3060", "-dev", "CUDA1"), "no GPU is called so"),
         (("-ot", "a=FOO"), "available buffer types: CPU"),
     ],
