@@ -134,6 +134,12 @@ class Context:
         for backend, buft in zip(self.backends, self.sched.bufts, strict=True):
             size = self.sched.buffer_size(backend) / MIB
             log.info("%12s compute buffer size = %8.2f MiB", buft.name, size)
+        pp, tg = max(self.graph_sizes), min(self.graph_sizes)
+        large, small = self.graph_sizes[pp], self.graph_sizes[tg]
+        log.info(
+            "graph (pp bs=%d, tg bs=%d): nodes = %d / %d, splits = %d / %d, sched copies = %d",
+            *(pp, tg, large.nodes, small.nodes, large.splits, small.splits, self.sched.n_copies),
+        )
         n_ctx, trained = self.params.n_ctx, self.hparams.n_ctx_train
         if n_ctx > trained:
             log.warning(

@@ -316,7 +316,7 @@ class _Loading:
         self.done = 0
         self.alloc = plan_tensors if model.no_alloc else alloc_tensors
         self.checked: set[str] = set()  # names in the file
-        self.copied: list[str] = []  # what was written into each buffer type but plain memory
+        self.copied: list[str] = []  # what was written into each layout of the CPU's own
 
     def run(self) -> None:
         """Give every tensor its data. Whatever goes wrong, nothing stays allocated."""
@@ -415,7 +415,7 @@ class _Loading:
             for p in sorted(mine, key=lambda p: -p.source.nbytes):
                 self._write(p)
                 self._finish(p)
-            if buft is not buft.device.buffer_type():
+            if not buft.is_host and buft is not buft.device.buffer_type():
                 self.copied.append(_cost(buft, mine, time.perf_counter() - start))
 
     def _write(self, p: _Placed) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import FakeDevice, cpu
 from placed_models import MIB, N_LAYER, blocks_in, loaded, places, write_dense, write_moe
@@ -18,6 +19,7 @@ from pyggml.backends.cuda.device import CudaDevice
 from pyggml.errors import ConfigError
 from pyggml.llama import load
 from pyggml.llama.api import Llama
+from pyggml.llama.batch import Batch
 from pyggml.llama.loader import ModelParams, load_model
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.placement_rules import Rule, cpu_moe, n_cpu_ffn, n_cpu_moe, parse_rules
@@ -357,6 +359,28 @@ def test_states_follow_their_layer(tmp_path: Path) -> None:
     with loaded(path, rules="cache_s=CPU") as llama:
         for name, where in caches(llama):
             assert where == ("CPU" if name.startswith("cache_s") else "CUDA0")
+
+
+@pytest.mark.parametrize(
+    ("params", "n_gpus"),
+    [
+        ({"n_gpu_layers": 99}, 1),
+        ({"n_gpu_layers": 3, "rules": "cache_k_l[02]=CUDA0,cache_k=CPU"}, 1),
+        ({"n_gpu_layers": 99, "type_k": "q8_0"}, 2),
+    ],
+)
+def test_keys_are_moved_where_they_are(dense: Path, params: dict[str, Any], n_gpus: int) -> None:
+    def run(n_gpus: int, **params: Any) -> list[np.ndarray]:
+        with loaded(dense, n_gpus, **params) as llama:
+            context = llama.context()
+            context.decode(Batch.of([3 + i % 5 for i in range(40)], 0))
+            context.memory.remove(0, 4, 20)
+            context.memory.shift(0, 20, 40, -16)
+            context.decode(Batch.of([7, 8], 24))
+            return [context.all_logits()]
+
+    plain = {"type_k": params["type_k"]} if "type_k" in params else {}
+    np.testing.assert_array_equal(run(n_gpus, **params), run(1, n_gpu_layers=0, **plain))
 
 
 # ---------------------------------------------------------------- from Python
