@@ -47,6 +47,10 @@ class RulePlace:
     bytes: int
     places: Mapping[str, int]
 
+    def __str__(self) -> str:
+        text = f"{self.rule}: {self.tensors} {'tensor' if self.tensors == 1 else 'tensors'}"
+        return f"{text}, {_listed(self.places)}" if self.places else text
+
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
@@ -129,7 +133,7 @@ def dry_run(model: Model, context: Context) -> DryRun:
         tensors=tuple(_tensors(model)),
         kv=tuple(_layers(context)),
         memory=memory_table(model, context),
-        rules=tuple(_rules(model, context)),
+        rules=tuple(rules_of(model, context)),
         pp=sizes[max(sizes)],
         tg=sizes[1],
         modelled=_modelled(context),
@@ -151,7 +155,8 @@ def _layers(context: Context) -> Iterator[LayerPlace]:
         yield LayerPlace(il, nbytes, name)
 
 
-def _rules(model: Model, context: Context) -> Iterator[RulePlace]:
+def rules_of(model: Model, context: Context) -> Iterator[RulePlace]:
+    """What each rule has placed: weights, keys, values and states."""
     caches = [t for part in context.memory.parts for t in part.tensors]
     placement = model.placement
     for use in placement.rules:
@@ -200,9 +205,7 @@ def _places(plan: DryRun) -> Iterator[str]:
         for thing in things:
             found[thing.buffer] += thing.bytes
         yield f"{what}: {_listed(found)}"
-    for rule in plan.rules:
-        text = f"{rule.rule}: {rule.tensors} {'tensor' if rule.tensors == 1 else 'tensors'}"
-        yield f"{text}, {_listed(rule.places)}" if rule.places else text
+    yield from map(str, plan.rules)
 
 
 def _listed(places: Mapping[str, int]) -> str:

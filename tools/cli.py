@@ -67,6 +67,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
         sampler, modelled = llama.sampler_of(params), simulated.modelled
         task = Task(llama, chat, sampler, generation(values), options, screen, modelled=modelled)
         details.log_start(task, params)
+        details.tell_rules(task)
         if modelled is not None:
             modelled.begin()
         try:
@@ -75,7 +76,7 @@ def generate(values: Mapping[str, Any], screen: Screen) -> None:
             else:
                 completion.run(task, prompt)
         finally:
-            details.log_end(task)
+            details.tell_end(task)
             simulated.end(screen)
 
 

@@ -1,11 +1,14 @@
-"""What -v (or -lv 4) and --log-file tell beyond the answer: model, sampling, times, memory."""
+"""What is told beyond the answer: model, sampling, times, memory.
+
+Most of it only with -v (or -lv 4) and --log-file; rules, and memory of GPUs, in any case.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pyggml.gguf import Metadata, ValueType
 from pyggml.llama.context import Context
@@ -17,6 +20,7 @@ log = logging.getLogger("pyggml.tools")
 
 MIB = 1 << 20
 SHOWN_TEXT = 60  # characters of a value
+SAID = 3  # the verbosity at which the log does not show it itself
 
 
 def log_start(task: Task, params: SamplingParams) -> None:
@@ -35,13 +39,31 @@ def log_start(task: Task, params: SamplingParams) -> None:
     log.info("generate: n_ctx = %d, n_batch = %d, n_predict = %d, n_keep = %d", *numbers)
 
 
-def log_end(task: Task) -> None:
-    """Times and memory of everything since the model was ready."""
-    if not log.isEnabledFor(logging.INFO):
+def tell_rules(task: Task) -> None:
+    """What each rule has placed; of one that has placed nothing there was a warning."""
+    model = task.llama.model
+    if not model.placement.rules or task.screen.verbosity != SAID:
         return
-    table = task.llama.memory_table()
-    for line in (*perf_lines(task), *table.lines()):
-        log.info("%s", line)
+    from pyggml.llama.dry_run import rules_of  # which imports planning
+
+    for rule in rules_of(model, task.chat.session.context):
+        if rule.tensors:
+            task.screen.say(str(rule))
+
+
+def tell_end(task: Task) -> None:
+    """Times and memory of everything since the model was ready."""
+    if log.isEnabledFor(logging.INFO):
+        for line in perf_lines(task):
+            log.info("%s", line)
+    if task.screen.verbosity == SAID and task.llama.model.placement.gpus:
+        tell: Callable[[str], None] = task.screen.say
+    elif log.isEnabledFor(logging.INFO):
+        tell = log.info
+    else:
+        return
+    for line in task.llama.memory_table().lines():
+        tell(line)
 
 
 # ---------------------------------------------------------------- model

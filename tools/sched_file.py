@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import UserError
 from pyggml.llama.context import Context
+from pyggml.tools import whole_file
 
 if TYPE_CHECKING:  # it is rarely wanted, and every start would pay
     from pyggml.sched_graph import SplitGraphs
@@ -32,11 +32,7 @@ def check(values: Mapping[str, Any]) -> None:
     if path.suffix.lower() not in WRITERS:
         known = ", ".join(WRITERS)
         raise UserError(f"{FLAG} {path}: the name has to end in one of {known}")
-    if path.is_dir():
-        raise UserError(f"{FLAG} {path}: is a directory")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise UserError(f"{FLAG} {path}: permission denied")
-    _open_part(path)[1].unlink()
+    whole_file.check(FLAG, path)
 
 
 def write_wanted(values: Mapping[str, Any], context: Context) -> None:
@@ -62,25 +58,4 @@ def write(text: str, graphs: SplitGraphs) -> None:
     """Write the file as a whole, or leave what was there."""
     path = Path(text)
     content: str = importlib.import_module(WRITERS[path.suffix.lower()]).text(graphs)
-    descriptor, part = _open_part(path)
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def _open_part(path: Path) -> tuple[int, Path]:
-    """A new file beside the wanted one, with the rights of any new file."""
-    import tempfile
-
-    try:
-        descriptor, name = tempfile.mkstemp(".part", f".{path.name[:200]}.", path.parent)
-    except OSError as error:
-        raise UserError(f"{FLAG} {path}: {(error.strerror or str(error)).lower()}") from None
-    mask = os.umask(0)
-    os.umask(mask)
-    os.fchmod(descriptor, 0o666 & ~mask)
-    return descriptor, Path(name)
+    whole_file.write(FLAG, path, content)

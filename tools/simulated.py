@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pyggml import registry
 from pyggml.backend import Device
 from pyggml.errors import ConfigError
+from pyggml.tools import whole_file
 from pyggml.tools.ui import Screen
 
 if TYPE_CHECKING:
     from pyggml.backends.cuda.simulate import Simulation
+
+TRACE = "--sim-trace"
 
 
 def chosen_devices(values: Mapping[str, Any], *, dry: bool = False) -> Sequence[Device]:
@@ -89,14 +92,13 @@ class Simulated:
     """The simulated cards of one run; without any it does nothing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Raises ConfigError, and OSError if the trace cannot be written."""
+        """Raises ConfigError, and UserError if the trace cannot be written."""
         self._simulation = simulated_cards(values)
         self.modelled = Modelled(self._simulation) if self._simulation else None
         self._trace: Path | None = None
         if self._simulation and "sim_trace" in values:
             self._trace = Path(values["sim_trace"])
-            with self._trace.open("w"):  # better known now than at the end
-                pass
+            whole_file.check(TRACE, self._trace)  # better known now than at the end
 
     @property
     def devices(self) -> Sequence[Device] | None:
@@ -110,4 +112,4 @@ class Simulated:
         for line in self.modelled.lines():
             screen.say(line)
         if self._trace is not None:
-            self._trace.write_text(json.dumps(self._simulation.chrome_trace()))
+            whole_file.write(TRACE, self._trace, json.dumps(self._simulation.chrome_trace()))

@@ -70,6 +70,31 @@ def test_the_trace_is_of_the_run(run: Run, tmp_path: Path) -> None:
     assert computed and min(e["ts"] for e in events if e["ph"] == "X") < 1000
 
 
+def test_a_trace_that_is_not_made_leaves_the_old_one(run: Run, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("old")
+    for path in (old, new):
+        assert run(*HELLO, *CARD, "-ot", "x=FOO", "--sim-trace", str(path)).code == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"] and old.read_text() == "old"
+
+
+def test_rules_and_memory_are_told_without_being_asked(run: Run) -> None:
+    lines = run(*HELLO, *CARD, "-ot", r"ffn_down=CPU,cache_k_l0=CPU,nothing=CPU").err.splitlines()
+    assert "warning: -ot nothing=CPU places no tensor: no name matches" in lines
+    rules = [line for line in lines if line.startswith("-ot ")]
+    assert [re.sub(NUMBER + " MiB", "", rule) for rule in rules] == [
+        "-ot ffn_down=CPU: 2 tensors,  in CPU",
+        "-ot cache_k_l0=CPU: 1 tensor,  in CPU",
+    ]
+    table = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
+    assert table == ["memory breakdown [MiB]", "- CUDA0 (RTX 3060 [simulated])", "- Host"]
+    loud = run(*HELLO, *CARD, "-ot", "ffn_down=CPU", "-lv", "4").err
+    assert loud.count("-ot ffn_down=CPU: ") == 1 and loud.count("memory breakdown") == 1
+    quiet = run(*HELLO, *CARD, "-ot", "ffn_down=CPU", "-lv", "2")
+    assert quiet.code == 0 and not quiet.err
+    assert "breakdown" not in run(*HELLO).err
+
+
 def test_devices_are_listed(run: Run) -> None:
     result = run("--list-devices", *CARD, "--sim-device", "h200,reserved=1GiB")
     assert result.out.splitlines() == [
@@ -90,7 +115,10 @@ def test_the_environment_names_several_cards(run: Run, monkeypatch: pytest.Monke
         (("--sim-device", "rtx9999"), "there is no card 'rtx9999'"),
         (("--sim-device", "rtx3060:1"), "'1' is not a size of memory"),
         (("--sim-trace", "trace.json"), "--sim-trace is about simulated cards"),
-        ((*CARD, "--sim-trace", "/nowhere/trace.json"), "/nowhere/trace.json: no such file"),
+        (
+            (*CARD, "--sim-trace", "/nowhere/trace.json"),
+            "--sim-trace /nowhere/trace.json: no such file",
+        ),
         (("--sim-device", "rtx3060", "-dev", "CUDA1"), "CUDA1"),
     ],
 )
