@@ -97,6 +97,7 @@ class _Clock:
         self.rates = rates
         self.is_host = is_host
         self.stream = 0.0
+        self.event = 0.0  # when the latest event of the stream happens
         self.free = {"compute": 0.0, "h2d": 0.0, "d2h": 0.0}
         self.busy = {"compute": 0.0, "h2d": 0.0, "d2h": 0.0}
         self.moved = {"h2d": 0.0, "d2h": 0.0, "peer": 0.0}
@@ -141,8 +142,9 @@ class _Walk:
         previous = -1
         for split in self.sched.splits:
             if not split.inputs and previous not in (-1, split.backend_id):
-                self._wait(previous)
+                self._wait_for_work(previous)
             spans.append(self._split(split))
+            self._record(split.backend_id)
             previous = split.backend_id
         for i in range(len(self.clocks)):  # graph_compute synchronizes all
             self._wait(i)
@@ -186,6 +188,22 @@ class _Walk:
         if not clock.is_host:
             self.n_syncs += 1
             self.now = max(self.now, clock.stream) + clock.rates.sync
+
+    def _record(self, backend_id: int) -> None:
+        """With evaluations in flight each split ends with an event."""
+        clock = self.clocks[backend_id]
+        if self.sched.n_copies > 1 and not clock.is_host:
+            self.now += clock.rates.submit
+            clock.event = clock.stream
+
+    def _wait_for_work(self, backend_id: int) -> None:
+        """The host waits for a device's latest event, or without events for all it has to do."""
+        clock = self.clocks[backend_id]
+        if self.sched.n_copies == 1 or clock.is_host:
+            self._wait(backend_id)
+        else:
+            self.n_syncs += 1
+            self.now = max(self.now, clock.event) + clock.rates.sync
 
     def _schedule(self, clock: _Clock, engine: str, seconds: float) -> None:
         """Work in the order of the stream, on an engine that does one thing at a time."""
@@ -232,16 +250,33 @@ class _Walk:
 
     def _input(self, split: Split, index: int) -> None:
         tensor, to, home = split.inputs[index], split.backend_id, self._home(split.inputs[index])
-        self._wait(to)
-        if not int(tensor.flags) & _INPUT:
-            if split.copies_used_experts(index):
-                self._experts(split, index)
-                return
-            if self._is_direct(home, to):
-                self._peer(home, to, dense_bytes(tensor))
-                return
+        if int(tensor.flags) & _INPUT:
+            self._wait_for_work(to)
+            self._blocking(tensor, home, to)
+            return
+        has_experts = split.copies_used_experts(index)
+        if self.sched.n_copies == 1:
+            self._wait(to)
+        elif not has_experts:
+            self._order(home, to)
+        if has_experts:
+            self._experts(split, index)
+        elif self._is_direct(home, to):
+            self._peer(home, to, dense_bytes(tensor))
+        else:
             self._wait(home)
-        self._blocking(tensor, home, to)
+            self._blocking(tensor, home, to)
+
+    def _order(self, home: int, to: int) -> None:
+        """The source's stream, or the host, waits for the target's event."""
+        source, target = self.clocks[home], self.clocks[to]
+        if target.is_host:
+            return
+        if source.is_host:
+            self._wait_for_work(to)
+        else:
+            self.now += source.rates.submit
+            source.stream = max(source.stream, target.event)
 
     def _is_direct(self, home: int, to: int) -> bool:
         """Whether the devices exchange data in the order of their streams."""
