@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from pyggml.llama.loader import Model, ModelFile, ModelParams, load_model, open_
 from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
 from pyggml.llama.planner_layers import LayerCost, Layers, Mode, Pattern, patterns_of
-from pyggml.llama.planner_rules import Moved, rules_of, shortest_flags
+from pyggml.llama.planner_rules import OUTPUT, Moved, rules_of, shortest_flags
 from pyggml.llama.planner_search import WHOLE, Floats, Problem, Solution, search, tidy
 
 MIB = 1 << 20
@@ -287,6 +288,8 @@ class _Planner:
         kept = sum(t.nbytes for part in self.layers.memory.parts for t in part.tensors)
         if kept > WORTH * sum(gpu.memory().free for gpu in self.gpus):
             found += [replace(mode, kv_offload=False) for mode in found]
+        if OUTPUT in self.file.gguf.tensors:  # else it is the embedding's, and has its name
+            found += [replace(mode, output=False) for mode in found[:3]]
         return found
 
     def _search(self, mode: Mode, lacking: Floats) -> list[_Candidate]:
@@ -298,7 +301,7 @@ class _Planner:
         ends = self._seconds(self.layers.ends(mode))
         found = []
         for solution in search(problem):
-            on_cpu = any(p != WHOLE for p in solution.patterns)
+            on_cpu = not mode.output or any(p != WHOLE for p in solution.patterns)
             if (mode.no_host or not mode.op_offload) and not on_cpu:
                 continue  # the same as without these flags
             if mode.no_host and not self._fits_host(solution):
@@ -321,7 +324,7 @@ class _Planner:
         seconds = np.array([[self._seconds(c) for c in of_kind[k]] for k in number])
         nbytes = np.array([size_of_kind[k] for k in number], np.float64)
         budget = np.array([g.memory().free - self.options.margin for g in self.gpus], np.float64)
-        budget[-1] -= layers.ends_bytes()
+        budget[-1] -= layers.ends_bytes(mode)
         budget -= lacking
         if (budget < 0).any():
             return None
@@ -335,7 +338,7 @@ class _Planner:
         ubatch = cost.ubatch + _reading(cost.ubatch_weights, missing, disk)
         return generated * token + read * ubatch / min(self.params.n_ctx, self.params.n_ubatch)
 
-    @property
+    @cached_property
     def _missing(self) -> float:
         """Before it is known what lies where: as if the devices were full of weights."""
         total = sum(t.nbytes for t in self.model.weights.tensors.values())
@@ -369,7 +372,8 @@ class _Planner:
         on_cpu = frozenset(
             (il, m) for il, m in movable if m in self.patterns[solution.patterns[il]].moved
         )
-        moved = Moved(movable, on_cpu, layers, tuple(self.model.weights.tensors))
+        names = tuple(self.model.weights.tensors)
+        moved = Moved(movable, on_cpu, layers, names, not mode.output)
         split: tuple[int, ...] = ()
         if len(self.gpus) > 1:
             counts = [layers.count(gpu.name) for gpu in self.gpus]

@@ -20,6 +20,7 @@ from pyggml.llama.kv_cache import CacheParams, Memory, make_memory
 from pyggml.llama.loader import Model
 from pyggml.llama.placement import Layout, Placement, Weight, place
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
+from pyggml.llama.planner_rules import OUTPUT
 from pyggml.llama.weights import Layer, Want, Weights
 from pyggml.placeholder import BASE, PlaceholderBuffer
 from pyggml.sched import Scheduler
@@ -47,6 +48,7 @@ class Mode:
     kv_offload: bool = True
     op_offload: bool = True
     no_host: bool = False
+    output: bool = True  # the matrix after the last layer is on a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +176,32 @@ class Layers:
             total += sum(_taken(t, device) for layer, t in self._kept() if layer == il)
         return total
 
-    def ends_bytes(self) -> int:
+    def ends_bytes(self, mode: Mode) -> int:
         """Bytes on the device that belong to no layer: the output."""
-        bufts, device = self.bufts(on_device=True, no_host=False), self.model.devices[0]
+        device = self.model.devices[0].buffer_type()
         return sum(
-            _taken(t, bufts[name])
+            _taken(t, buft)
             for name, t in self.model.weights.tensors.items()
-            if not name.startswith("blk.") and bufts[name] is device.buffer_type()
+            if not name.startswith("blk.") and (buft := self._end(name, mode)) is device
         )
+
+    def _end(self, name: str, mode: Mode) -> BufferType:
+        """Where a weight lies that belongs to no layer."""
+        on_device = mode.output or name != OUTPUT
+        return self.bufts(on_device=on_device, no_host=mode.no_host)[name]
 
     # ------------------------------------------------------------ small graphs
     def cost(self, il: int, pattern: Pattern, mode: Mode) -> LayerCost:
         """Of a layer between its like; of the last one, what it takes more than on its device."""
         copies = 1 if il == self.n_layer - 1 else COPIES
+        mode = replace(mode, output=True)  # what is not of layers is not of interest
         token = self._more(il, pattern, replace(mode, op_offload=True), 1)  # never offloaded
         ubatch = self._more(il, pattern, mode, self._n_tokens)
         return LayerCost(*(x / copies for x in (*token, *ubatch)))
 
     def compute(self, il: int, pattern: Pattern, mode: Mode) -> tuple[int, ...]:
         """Bytes to compute in, by backend, if a layer is placed so."""
-        layer = self._split(il, pattern, mode, self._n_tokens).sizes
+        layer = self._split(il, pattern, replace(mode, output=True), self._n_tokens).sizes
         return tuple(max(pair) for pair in zip(layer, self._logits(mode), strict=True))
 
     def ends(self, mode: Mode) -> LayerCost:
@@ -283,9 +291,8 @@ class Layers:
         }
 
     def _ends(self, mode: Mode) -> Mapping[str, Tensor]:
-        bufts = self.bufts(on_device=True, no_host=mode.no_host)
         return {
-            name: self._moved(t, bufts[name])
+            name: self._moved(t, self._end(name, mode))
             for name, t in self.model.weights.tensors.items()
             if not name.startswith("blk.")
         }

@@ -25,6 +25,8 @@ def _reasons(choice: Choice) -> Iterator[str]:
     mode = choice.flags.mode
     if not mode.kv_offload:
         yield "keys and values stay in memory of the host, which leaves room for weights"
+    if not mode.output:
+        yield "the CPU multiplies with the output's matrix, which leaves room for layers"
     if not mode.op_offload:
         yield "large batches are multiplied where weights lie, so that no room is kept for copies"
     if mode.no_host:

@@ -23,35 +23,47 @@ class Moved:
     """What does not lie where its layer does.
 
     `all` are the layers' matrices that could be moved, `on_cpu` those that are; `layers` names the
-    device of each layer, "CPU" included. `names` are those of all tensors in the file.
+    device of each layer, "CPU" included. `names` are those of all tensors in the file; with
+    `output` the matrix after the last layer is on the CPU too.
     """
 
     all: frozenset[Placed]
     on_cpu: frozenset[Placed]
     layers: Sequence[str]
     names: Collection[str]
+    output: bool = False
+
+
+OUTPUT, OUTPUT_RULE = "output.weight", ("^output.w", "CPU")
 
 
 def shortest_flags(moved: Moved) -> str:
     """What to write after -ngl: -cmoe, -ncmoe N, or -ot with rules that are exact; may be ""."""
     wanted = frozenset(p for p in moved.on_cpu if moved.layers[p[0]] != "CPU")
+    first = (OUTPUT_RULE,) if moved.output else ()
     if not wanted:
-        return ""
-    found = [*_moe_flags(moved, wanted)]
+        return _override(first) if first else ""
+    rest = [_override(first)] if first else []
+    found = [" ".join((flag, *rest)) for flag in _moe_flags(moved, wanted)]
     for rules in (_by_projection(moved, wanted), _by_layer(moved, wanted), *_except(moved, wanted)):
-        if is_exact(rules, moved):
-            found.append('-ot "' + ",".join(f"{p}={buft}" for p, buft in rules) + '"')
+        if is_exact((*first, *rules), moved):
+            found.append(_override((*first, *rules)))
     return min(found, key=len)
+
+
+def _override(rules: Pairs) -> str:
+    return '-ot "' + ",".join(f"{pattern}={buft}" for pattern, buft in rules) + '"'
 
 
 def rules_of(flags: str) -> tuple[Rule, ...]:
     """The loader's rules for what `shortest_flags` has written."""
-    words = shlex.split(flags)
-    if not words:
-        return ()
-    if words[0] == "-cmoe":
-        return cpu_moe()
-    return n_cpu_moe(int(words[1])) if words[0] == "-ncmoe" else parse_rules(words[1])
+    words, found = iter(shlex.split(flags)), list[Rule]()
+    for word in words:
+        if word == "-cmoe":
+            found += cpu_moe()
+        else:
+            found += n_cpu_moe(int(next(words))) if word == "-ncmoe" else parse_rules(next(words))
+    return tuple(found)
 
 
 def is_exact(rules: Pairs, moved: Moved) -> bool:
@@ -60,6 +72,10 @@ def is_exact(rules: Pairs, moved: Moved) -> bool:
     known = {f"blk.{il}.{name}": (il, name) for il, name in moved.all}
     for name in moved.names:
         buft = next((b for pattern, b in patterns if pattern.search(name)), "")
+        if name == OUTPUT and moved.output:
+            if buft != "CPU":
+                return False
+            continue
         placed = known.get(name.removesuffix(".weight").removesuffix(".bias"))
         if placed is None:
             if buft:

@@ -8,6 +8,7 @@ more memory than it is sold with: a line shows where the real one is full.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from pyggml.backends.cuda.simulate import Simulation
 from pyggml.cost import Rates
 from pyggml.dtypes import GGMLType
 from pyggml.llama.context_params import ContextParams
+from pyggml.llama.fit_model import quiet
 from pyggml.llama.loader import open_model
 from pyggml.llama.placement_params import PlacementParams
 from pyggml.llama.placement_rules import n_cpu_moe
@@ -83,6 +85,7 @@ def curve(path: Path, last: int, placement: Callable[[int], PlacementParams]) ->
 
 # ---------------------------------------------------------------- the picture
 WIDTH, HEIGHT, GAP, LEFT, TOP = 420, 240, 70, 60, 60
+LOWEST, HIGHEST = 1, 2000  # of the axis, tokens per second
 COLORS = {"prompt": "#b5651d", "generation": "#1f5fa8"}
 
 
@@ -111,56 +114,58 @@ def text(x: float, y: float, words: str, size: int = 12, anchor: str = "start") 
 def panel(chart: Chart, left: int, top: int) -> Iterator[str]:
     last = chart.points[-1].x
 
-    def across(x: float) -> float:
-        return left + WIDTH * x / last
+    def place(x: float, rate: float) -> tuple[float, float]:
+        share = math.log(rate / LOWEST) / math.log(HIGHEST / LOWEST)
+        return left + WIDTH * x / last, top + HEIGHT * (1 - share)
 
     yield text(left, top - 8, chart.title, 13)
     yield (
         f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#888"/>'
     )
     for x in (0, last // 2, last):
-        yield text(across(x), top + HEIGHT + 16, str(x), anchor="middle")
+        yield text(place(x, LOWEST)[0], top + HEIGHT + 16, str(x), anchor="middle")
     yield text(left + WIDTH / 2, top + HEIGHT + 34, chart.x, anchor="middle")
-    yield from full(chart, across, top)
-    for row, name in enumerate(COLORS):
-        yield from line(chart, name, across, top, row)
+    for rate in (1, 10, 100, 1000):
+        y = place(0, rate)[1]
+        yield f'<path d="M{left} {y:.1f} h{WIDTH}" stroke="#ddd"/>'
+        yield text(left - 6, y + 4, str(rate), anchor="end")
+    yield from full(chart, place, top)
+    for name in COLORS:
+        yield from line(chart, name, place)
 
 
-def full(chart: Chart, across: Callable[[float], float], top: int) -> Iterator[str]:
+Place = Callable[[float, float], tuple[float, float]]
+
+
+def full(chart: Chart, place: Place, top: int) -> Iterator[str]:
     """Where the card that is sold has no more room."""
     for a, b in zip(chart.points, chart.points[1:], strict=False):
         if a.nbytes <= SOLD < b.nbytes:
-            x = across(a.x + (b.x - a.x) * (SOLD - a.nbytes) / (b.nbytes - a.nbytes))
+            share = (SOLD - a.nbytes) / (b.nbytes - a.nbytes)
+            x = place(a.x + (b.x - a.x) * share, LOWEST)[0]
             yield (
                 f'<path d="M{x:.1f} {top} v{HEIGHT}" stroke="#a00" stroke-dasharray="4 3" '
                 'fill="none"/>'
             )
-            yield text(x + 4, top + 14, f"{SOLD >> 30} GiB")
+            yield text(x + 4, top + 14, f"{SOLD >> 30} GiB are full")
 
 
-def line(
-    chart: Chart, name: str, across: Callable[[float], float], top: int, row: int
-) -> Iterator[str]:
-    """A curve on a scale of its own; the words say how high it goes."""
-    rates = [getattr(p, name) for p in chart.points]
-    highest = max(rates)
-    places = [
-        (across(p.x), top + HEIGHT - 0.94 * HEIGHT * rate / highest)
-        for p, rate in zip(chart.points, rates, strict=True)
-    ]
-    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def line(chart: Chart, name: str, place: Place) -> Iterator[str]:
+    """A curve with its name at the first point."""
     color = COLORS[name]
+    rates = [getattr(p, name) for p in chart.points]
+    places = [place(p.x, rate) for p, rate in zip(chart.points, rates, strict=True)]
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     yield f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>'
     for (x, y), rate in zip(places, rates, strict=True):
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}">'
         yield f"<title>{name}: {rate:.2f} t/s</title></circle>"
-    words = f"{name}: {rates[0]:.3g} to {highest:.3g} t/s"
-    x = across(0) + 8
-    yield f'<text x="{x:.1f}" y="{top + 36 + 16 * row}" fill="{color}">{words}</text>'
+    (x, y) = places[0]
+    yield f'<text x="{x + 8:.1f}" y="{y - 14:.1f}" fill="{color}">{name}</text>'
 
 
 def main(out: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quiet():
         out.write_text(svg(list(charts(Path(folder)))))
 
 

@@ -225,6 +225,15 @@ def test_what_does_not_fit_into_memory_of_the_host_is_read_from_disk(tmp_path) -
     assert not poor.flags.mode.no_host  # repacked weights would have to stay in memory
 
 
+def test_the_output_stays_on_the_cpu_if_it_does_not_fit(tmp_path) -> None:
+    path = small(tmp_path, "gpt-oss-120b", 2)  # an output of 600 MiB, layers of 1.6 GiB
+    options = PlannerParams(goal="prompt", margin=0, ram=ROOM)
+    params = replace(PARAMS, n_ubatch=64, n_ctx=512)
+    choice = plan(path, machine("rtx3060:500MiB"), params, options).choices[0]
+    assert "^output.w=CPU" in choice.flags.rules
+    assert "output's matrix" in reason(choice)
+
+
 def test_reasons_name_what_was_moved(tmp_path) -> None:
     path = small(tmp_path, "qwen3-30b-a3b", 4)
     options = PlannerParams(margin=64 * MIB, ram=ROOM)

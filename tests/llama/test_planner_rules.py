@@ -1,6 +1,7 @@
 """Regular expressions of plans: short, and exact."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,21 @@ def test_layers_that_are_on_the_cpu_anyway_need_no_rule():
     on_cpu = {(il, e) for il in range(12) for e in EXPERTS}
     assert shortest_flags(moved(on_cpu, n_cpu=12)) == ""
     assert shortest_flags(moved({*on_cpu, (15, UP)}, n_cpu=12)) == '-ot "blk.15.ffn_up_exps=CPU"'
+
+
+def test_the_output_goes_first():
+    experts = {(il, e) for il in range(24) for e in EXPERTS}
+    for on_cpu, expected in (
+        ((), '-ot "^output.w=CPU"'),
+        (experts, '-cmoe -ot "^output.w=CPU"'),
+        ({p for p in experts if p[1] == UP}, '-ot "^output.w=CPU,ffn_up_exps=CPU"'),
+    ):
+        case = replace(moved(on_cpu), output=True)
+        flags = shortest_flags(case)
+        assert flags == expected
+        placed = apply(flags, case)
+        assert placed["output.weight"] == "CPU" and placed["output_norm.weight"] == ""
+        assert placed["blk.3.attn_output.weight"] == "CUDA0"
 
 
 def test_dense_layers_by_their_weights():
