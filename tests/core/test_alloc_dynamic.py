@@ -110,3 +110,19 @@ def test_the_last_chunk_has_no_limit() -> None:
     assert places[-4:] == [(14, 0), (15, 0), (15, 8), (15, 16)]
     with pytest.raises(OutOfMemory, match="^9223372036854775808 bytes wanted, the largest"):
         allocator.alloc(1 << 63)
+
+
+def test_full_chunks_have_no_last_block() -> None:
+    """What is freed in them is looked at like other ends of chunks: the least waste wins."""
+    allocator = DynamicAllocator(8, 32)
+    assert [allocator.alloc(32), allocator.alloc(32)] == [(0, 0), (1, 0)]
+    allocator.free(0, 0, 16)
+    allocator.free(1, 24, 8)
+    assert allocator.alloc(8) == (1, 24)
+
+
+def test_freeing_nothing_changes_nothing() -> None:
+    allocator = DynamicAllocator(8, 32)
+    allocator.alloc(8)
+    allocator.free(0, 0, 0)
+    assert allocator.alloc(0) == (0, 8)

@@ -1,12 +1,13 @@
-"""Inputs have memory of their own until they are read for the last time."""
+"""Inputs have memory of their own; a plan serves graphs of which nothing has grown."""
 
-from memory_check import overlap
-from plan_only import PlanBufferType
+import pytest
+from memory_check import check_all_placed, overlap
+from plan_only import PlanBuffer, PlanBufferType
 
 from pyggml import build
 from pyggml.alloc import GraphAllocator
-from pyggml.graph import build_graph
-from pyggml.ops import TensorFlag
+from pyggml.graph import Graph, build_graph
+from pyggml.ops import Op, TensorFlag
 from pyggml.tensor import Tensor, new_tensor
 
 
@@ -42,3 +43,33 @@ def test_inputs_that_are_nodes() -> None:
     y.src = [b, x]
     assert GraphAllocator([PlanBufferType()]).alloc_graph(graph)
     assert not any(overlap(parameter, t) for t in (x, a, b))
+
+
+def sized(n_input: int, n_result: int) -> Graph:
+    """One node of sizes that do not depend on each other."""
+    x = new_tensor(build.F32, n_input).as_input()
+    return build_graph([Tensor(build.F32, (n_result, 1, 1, 1), op=Op.PAD, src=(x,)).as_output()])
+
+
+@pytest.mark.parametrize(("n_input", "n_result"), [(4, 400), (400, 4)])
+def test_what_has_grown_needs_another_plan(n_input: int, n_result: int) -> None:
+    first, second = PlanBufferType(), PlanBufferType()
+    allocator = GraphAllocator([first, second])
+    allocator.reserve_n(sized(4, 4), [0], [0])
+    assert allocator.alloc_graph(sized(4, 4))
+    grown = sized(n_input, n_result)
+    assert not allocator.alloc_graph(grown)
+    allocator.reserve_n(grown, [0], [0])
+    assert allocator.alloc_graph(grown)
+    check_all_placed(grown)
+
+
+def test_buffers_are_told_of_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Tensor] = []
+    monkeypatch.setattr(PlanBuffer, "init_tensor", lambda self, tensor: told.append(tensor))
+    x = vector().as_input()
+    a = build.cont(x)
+    view = build.view(a, (2,))
+    y = build.cont(view).as_output()
+    assert GraphAllocator([PlanBufferType()]).alloc_graph(build_graph([y]))
+    assert told == [x, a, view, y]
