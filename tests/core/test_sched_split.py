@@ -119,13 +119,13 @@ def test_only_used_experts_are_copied(late: bool) -> None:
 def test_weights_that_experts_are_applied_to_are_copied_whole() -> None:
     host = cpu()
     gpu = FakeDevice("CUDA0", offloads=lambda n: n.op == Op.MUL_MAT_ID)
-    x, experts = weight(host, 4, 1, 2, name="x"), weight(host, 4, 4, N_EXPERT, name="experts")
-    ids = new_tensor(I32, 1, 2, name="ids").as_input()
+    x, experts = weight(host, 4, 1, 4, name="x"), weight(host, 4, 4, N_EXPERT, name="experts")
+    ids = new_tensor(I32, 1, 4, name="ids").as_input()
     y = build.mul_mat_id(experts, x, ids)
     sched = scheduler(gpu, host)
     graph = place(sched, y)
     assert names(sched) == [("CUDA0", ["experts", "x", "ids"])]
-    write(ids, [[0], [0]])
+    write(ids, [[0]] * 4)
     sched.graph_compute(graph)
     expected = read(x)[0, :, 0] @ read(experts)[0, 0].T
     np.testing.assert_allclose(read(y)[0, :, 0], expected, rtol=1e-5)
