@@ -162,7 +162,7 @@ class Cut:
         other = Tensor(
             node.type, node.ne, node.nb, op=node.op, src=tuple(node.src), params=node.params
         ).named(node.name)
-        other.flags = node.flags & ~TensorFlag.OUTPUT
+        other.flags = node.flags
         self._write_to(other, root, split)
         other.src[slots[-1]] = other.view_src = self.copy_of(split, split.results[-1])
         other.view_offs = node.view_offs - target.view_offs

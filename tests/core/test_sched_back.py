@@ -167,7 +167,8 @@ def test_write_to_computed_memory_of_another_device() -> None:
     sched = scheduler(gpu, host)
     a = build.mul(input_leaf(8, name="x"), weight(gpu, 8, name="w")).named("a")
     graph = Graph()
-    graph.expand(build.cpy(input_leaf(4, name="y"), build.view(a, (4,), offset=16)).named("c"))
+    written = build.cpy(input_leaf(4, name="y"), build.view(a, (4,), offset=16)).named("c")
+    graph.expand(written.as_output())
     result = build.scale(a, 1.0).as_output()
     graph.expand(result)
     sched.alloc_graph(graph)
@@ -181,6 +182,7 @@ def test_write_to_computed_memory_of_another_device() -> None:
     sched.graph_compute(graph)
     expected = read(w).ravel()
     expected[4:] = 7
+    assert a.data is not None and written.data == a.data + 16  # there, not in the copy
     np.testing.assert_array_equal(read(result).ravel(), expected)
 
 
