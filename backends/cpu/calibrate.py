@@ -1,7 +1,8 @@
 """How fast this machine is, measured with the kernels and threads that run graphs.
 
 Each rate is measured when somebody first asks for it (a few hundredths of a second) and kept in
-the cache folder of the kernels, whose name is a digest of their sources and of the processor.
+the cache folder of the kernels, whose name is a digest of their sources and of the processor. What
+was measured while others kept the machine busy is measured again later; the better number counts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyggml.dtypes import GGMLType
 from pyggml.graph import build_graph, next_uid
 from pyggml.params import FlashAttnParams
 from pyggml.tensor import Tensor, new_tensor
-from pyggml.threads import ThreadParams
+from pyggml.threads import ThreadParams, usable_cpus
 
 if TYPE_CHECKING:
     from pyggml.backends.cpu.device import CpuDevice
@@ -35,6 +36,8 @@ K = 4096  # values of a row of weights
 ROWS, COLUMNS = 512, 128  # of a product with many columns
 KEYS, QUERIES, HEAD, HEADS = 1024, 64, 128, 16
 SMALL_NODES = 256
+LATENCY = "node_latency"
+AGAIN = 600  # seconds after which something is measured again if the machine was busy
 _LITTLE = 1 << 20  # bytes, where memory is not what is measured
 RUNS = 4  # of which the fastest counts
 CACHES = 2  # times the last level of cache: weights are to come from memory
@@ -62,7 +65,7 @@ def cpu_rates(device: CpuDevice, threads: ThreadParams) -> Rates:
         gflops_of=_PerType(measured, "product", repacked=False),
         repacked_gbs_of=_PerType(measured, "vector", repacked=True),
         repacked_gflops_of=_PerType(measured, "product", repacked=True),
-        node_latency=value("node_latency", measured.latency),
+        node_latency=value(LATENCY, measured.latency),
         measured=True,
     )
 
@@ -105,10 +108,18 @@ class _Measured:
 
     def value(self, name: str, measure: Callable[[], float]) -> float:
         """What is known, or else is measured now and kept."""
-        if name not in self._known:
-            self._known[name] = measure()
-            self._known = _read(self._path) | self._known  # another process may have added some
-            _write(self._path, self._known)
+        busy = f"busy {name}"  # when it was measured, if the machine was not quiet
+        if name in self._known and time.time() - self._known.get(busy, time.time()) < AGAIN:
+            return self._known[name]
+        new = measure()
+        better = min if name == LATENCY else max
+        self._known[name] = better(new, self._known.get(name, new))
+        self._known.pop(busy, None)
+        if not _is_quiet():
+            self._known[busy] = time.time()
+        others = {n: v for n, v in _read(self._path).items() if n.removeprefix("busy ") != name}
+        self._known = others | self._known  # another process may have added some
+        _write(self._path, self._known)
         return self._known[name]
 
     def multiplies(self, type: GGMLType, repacked: bool) -> bool:
@@ -185,6 +196,14 @@ class _Measured:
             return min(_timed(lambda: backend.graph_compute(graph)) for _ in range(RUNS))
         finally:
             backend.close()
+
+
+def _is_quiet() -> bool:
+    """Whether others leave the processor alone."""
+    try:
+        return os.getloadavg()[0] < 0.5 + len(usable_cpus()) / 4
+    except (OSError, AttributeError):
+        return True
 
 
 def _filled(tensors: list[Tensor], buft: BufferType) -> object:

@@ -31,6 +31,7 @@ def device(tmp_path, monkeypatch):
         return SECONDS
 
     monkeypatch.setattr(calibrate, "_timed", timed)
+    monkeypatch.setattr(calibrate, "_is_quiet", lambda: True)
     return device
 
 
@@ -65,6 +66,32 @@ def test_what_is_known_is_not_measured_again(device, monkeypatch):
         device.rates(ThreadParams(2))  # other threads, other rates
     with pytest.raises(AssertionError, match="again"):
         _ = rates.gbs_of[T.Q8_0]
+
+
+def test_what_a_busy_machine_has_told_is_asked_again(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "_is_quiet", lambda: False)
+    clock, seconds = [1e9], [0.004]
+    monkeypatch.setattr(calibrate.time, "time", lambda: clock[0])
+    monkeypatch.setattr(calibrate, "_timed", lambda run: (run(), seconds[0])[1])
+
+    def measured():
+        rates = device.rates(ThreadParams(1))
+        return rates.gbs_of[T.Q8_0], rates.node_latency
+
+    first = measured()
+    seconds[0] = 0.002
+    assert measured() == first  # not yet
+    clock[0] += calibrate.AGAIN
+    assert measured() == pytest.approx((2 * first[0], first[1] / 2))
+    seconds[0] = 0.008  # a disturbance
+    monkeypatch.setattr(calibrate, "_is_quiet", lambda: True)
+    clock[0] += calibrate.AGAIN
+    assert measured() == pytest.approx((2 * first[0], first[1] / 2))
+    seconds[0] = 0.001
+    clock[0] += calibrate.AGAIN
+    assert measured() == pytest.approx((2 * first[0], first[1] / 2))  # of a quiet machine
+    (path,) = tmp_path.glob("rates-*-t1.json")
+    assert not any(name.startswith("busy") for name in json.loads(path.read_text()))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"read_gbs": "fast"}', '{"read_gbs": -1}'])

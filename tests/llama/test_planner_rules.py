@@ -112,7 +112,11 @@ def test_flags_move_exactly_what_is_meant(data):
     runs = [data.draw(parts) for _ in range(3)]
     on_cpu = {(il, name) for il in range(24) for name in runs[sum(il >= cut for cut in cuts)]}
     case = moved(on_cpu, n_dense=n_dense, n_cpu=n_cpu, devices=devices)
-    placed = apply(shortest_flags(case), case)
+    flags = shortest_flags(case)
+    # only what means the same in C++'s regular expressions and in a shell's double quotes
+    assert "(?" not in flags
+    assert re.fullmatch(r'([-\w ".,=^*?()|\[\]]|\\d)*', flags)
+    placed = apply(flags, case)
     for name, buft in placed.items():
         layer = re.match(r"blk\.(\d+)\.(\w+)\.", name)
         if layer is None:
