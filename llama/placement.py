@@ -95,6 +95,9 @@ class Placement:
         n_gpu, n_all, main = self.n_gpu_layers, len(self.layers), self.params.main_gpu
         if main and self.gpus and self.params.split_mode != "none":
             log.warning("--main-gpu %d has no effect without --split-mode none", main)
+        for gpu in self.gpus:
+            free = gpu.memory().free // MIB
+            log.info("using device %s (%s) - %d MiB free", gpu.name, gpu.description, free)
         if self.gpus:
             if n_gpu:
                 log.info("offloading output layer to GPU")

@@ -65,6 +65,7 @@ def test_the_output_is_the_first_layer_on_a_gpu(
         assert where["token_embd.weight"] == "CPU_Mapped"
         n = len(blocks) + (output == "CUDA0")
         assert f"offloaded {n}/5 layers to GPU" in caplog.text
+        assert "using device CUDA0 (NVIDIA GeForce RTX 3060 [simulated]) - " in caplog.text
         assert (f"offloading {n - 1} repeating layers to GPU" in caplog.text) == (n > 0)
 
 
@@ -237,10 +238,16 @@ def test_the_order_of_flags_decides(moe: Path, shortcut_first: bool, where: str)
 
 
 def test_biases_of_experts_go_with_them(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "m.gguf", "gpt-oss")
-    with loaded(path, rules=cpu_moe()) as llama:
-        found = {n: w for n, w in places(llama).items() if "_exps." in n and n.endswith(".bias")}
-        assert found and set(found.values()) == {"CPU_Mapped"}
+    path = write_tiny(tmp_path / "m.gguf", "gpt-oss", n_layer=4)
+    weights_only = "_exps.weight=CPU"
+    splits = []
+    for rules in (cpu_moe(), weights_only):
+        with loaded(path, rules=rules, n_ubatch=64) as llama:
+            found = {n: w for n, w in places(llama).items() if "_exps.bias" in n}
+            assert set(found.values()) == {"CUDA0" if rules == weights_only else "CPU_Mapped"}
+            splits.append(llama.context().graph_sizes[1].splits)
+    # a token goes to the CPU and back once per layer
+    assert splits[0] <= 2 * 4 + 2 < splits[1]
 
 
 def test_the_dense_feed_forward_can_stay_on_the_cpu(dense: Path) -> None:
