@@ -406,9 +406,10 @@ class _Planner:
         if missing.any():
             return None, missing
         moved: dict[str, int] = {}
-        for p in solution.patterns:
+        for il, p in enumerate(solution.patterns):
             for name in self.patterns[p].moved:
-                moved[name] = moved.get(name, 0) + 1
+                there = f"blk.{il}.{name}.weight" in self.model.weights.tensors
+                moved[name] = moved.get(name, 0) + there
         names = tuple(self._device_names(solution))
         return replace(choice, flags=flags, layers=names, moved=moved), none
 

@@ -35,11 +35,17 @@ def _reasons(choice: Choice) -> Iterator[str]:
             "here than copying them for large batches"
         )
     if choice.modelled.missing:
-        share = 100 * choice.modelled.missing
-        yield (
-            f"the host's {choice.host_bytes / GIB:.1f} GiB of weights are more than its memory: "
-            f"{share:.0f} % of what is used is read from disk each time"
-        )
+        yield _disk(choice)
+
+
+def _disk(choice: Choice) -> str:
+    m = choice.modelled
+    share = 100 * (1 - m.token_estimate.seconds / m.token)
+    return (
+        f"the host's {choice.host_bytes / GIB:.1f} GiB of weights are more than its memory: "
+        f"{100 * m.missing:.0f} % of what is used is read from disk each time, which takes "
+        f"{share:.0f} % of a token's time"
+    )
 
 
 def _layers(choice: Choice) -> Iterator[str]:
@@ -66,13 +72,13 @@ def _moved(choice: Choice) -> Iterator[str]:
 def _time(choice: Choice) -> str:
     token = choice.modelled.token_estimate
     cpu = next(d for d in token.devices if d.name == "CPU")
-    share = 100 * cpu.compute / token.seconds
+    share = 100 * cpu.compute / choice.modelled.token
     read = token.host_weights
     if not read:
         return "no weights are read from memory of the host for a token"
     return (
         f"a token reads {read / MIB:,.0f} MiB of the host's weights, "
-        f"{share:.0f} % of its time is the CPU's"
+        f"{share:.0f} % of its time the CPU computes"
     )
 
 

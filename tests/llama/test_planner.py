@@ -221,7 +221,8 @@ def test_what_does_not_fit_into_memory_of_the_host_is_read_from_disk(tmp_path) -
     read = poor.modelled.token_estimate.host_weights * missing
     expected = poor.modelled.token_estimate.seconds + read / 2e9
     assert poor.modelled.token == pytest.approx(expected)
-    assert "read from disk" in reason(poor)
+    share = 100 * (1 - poor.modelled.token_estimate.seconds / poor.modelled.token)
+    assert f"read from disk each time, which takes {share:.0f} % of a token's time" in reason(poor)
     assert not poor.flags.mode.no_host  # repacked weights would have to stay in memory
 
 
@@ -242,6 +243,14 @@ def test_reasons_name_what_was_moved(tmp_path) -> None:
         assert text.startswith("CUDA0 has") and text.endswith(".")
         if choice.moved:
             assert "the CPU their experts" in text
+
+
+def test_reasons_count_the_layers_that_have_experts(tmp_path) -> None:
+    path = small(tmp_path, "deepseek-r1", 5)  # of which three have none
+    options = PlannerParams(margin=64 * MIB, ram=ROOM)
+    choices = best(path, machine("rtx3060:8GiB"), options).choices
+    (choice,) = [c for c in choices if "-cmoe" in str(c.flags)][:1]
+    assert "down, gate and up of 2" in reason(choice)
 
 
 def test_mistakes(tmp_path) -> None:
