@@ -35,7 +35,8 @@ GOALS: Mapping[str, tuple[float, float]] = {
     "prompt": (0.0, 1.0),
     "mix": (1.0, 4.0),
 }
-ATTEMPTS = 8  # plans made for real, at most
+ATTEMPTS = 16  # plans made for real, at most
+STEP = 4 * MIB  # of allocations on a device, about
 CLOSE = 0.003  # share of the time for which a shorter line is preferred
 WORTH = 0.1  # share of a device that keys and values must take to be kept elsewhere
 
@@ -274,7 +275,7 @@ class _Planner:
             if choice is not None:
                 choices[str(flags)] = choice
             else:  # the small graphs promised too much: look again with less room
-                lacking[mode] += missing
+                lacking[mode] += missing + STEP * (missing > 0)
                 others = [c for c in candidates if c.mode != mode]
                 candidates = in_order([*others, *self._search(mode, lacking[mode])])
         if not choices:
