@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import read, write
 from numpy.typing import NDArray
 from placements import simulation, write_model
+from sched_graphs import input_leaf, place, weight
 from tiny import write_tiny
 
+from pyggml import build
+from pyggml.backend import Status
 from pyggml.backends.cuda.device import CudaDevice
 from pyggml.llama import load
 from pyggml.llama.batch import Batch
 from pyggml.llama.placement_rules import Rule
 from pyggml.ops import Op
+from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
 EXPERTS_ON_HOST = {"n_gpu_layers": 99, "rules": (Rule("exps", "CPU"),)}
@@ -104,6 +109,33 @@ def test_logits_of_some_tokens(path: Path) -> None:
     for wanted in ([9], [0, 4, 9], [4, 0]):
         some, _ = run(path, [some_of(tokens, 0, wanted)], **EXPERTS_ON_HOST)
         np.testing.assert_array_equal(some, every[sorted(wanted)])
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("n_gpu", [0, 1])
+def test_scores_that_are_not_numbers_choose_experts_that_exist(broken: bool, n_gpu: int) -> None:
+    """And disturb no other token."""
+    sim = simulation(("rtx3060",) * n_gpu)
+    sched = Scheduler([device.init_backend() for device in sim.devices])
+    scores, x = input_leaf(12, 40, name="scores"), input_leaf(32, 1, 40, name="x")
+    ids = build.argsort_top_k(scores, 2).named("ids").as_output()
+    experts = weight(sim.cpu, 32, 16, 12, name="experts")
+    y = build.mul_mat_id(experts, x, ids)
+    graph = place(sched, y)
+    random = np.random.default_rng(0)
+    values = random.standard_normal((40, 12)).astype(np.float32)
+    rows = random.standard_normal((40, 1, 32)).astype(np.float32)
+    values[7, :5] = values[8] = np.nan if broken else 0
+    write(scores, values)
+    write(x, rows)
+    assert sched.graph_compute(graph) == Status.SUCCESS
+    table = read(ids.view_src or ids).reshape(40, 12)[:, :2]
+    assert table.min() >= 0 and table.max() < 12 and (table[:, 0] != table[:, 1]).all()
+    others = np.delete(np.arange(40), [7, 8])
+    expected = read(experts)[0][table[others]] @ rows[others, 0, :, None][:, None]
+    np.testing.assert_allclose(read(y)[0][others], expected[..., 0], rtol=1e-4, atol=1e-4)
+    best = np.argsort(-values[others], axis=1)[:, :2]
+    np.testing.assert_array_equal(table[others], best)
 
 
 # ---------------------------------------------------------------- odd placements
