@@ -24,7 +24,7 @@ from pyggml.llama.fit_model import quiet
 from pyggml.llama.loader import Model, ModelFile, ModelParams, load_model, open_model
 from pyggml.llama.memory_table import MemoryTable, memory_table
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
-from pyggml.llama.planner_layers import LayerCost, Layers, Mode, Pattern, patterns_of
+from pyggml.llama.planner_layers import LayerCost, Layers, Mode, patterns_of
 from pyggml.llama.planner_rules import OUTPUT, Moved, rules_of, shortest_flags
 from pyggml.llama.planner_search import WHOLE, Floats, Problem, Solution, search, tidy
 
@@ -125,13 +125,19 @@ class Modelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One placement: flags, what lies where, and how fast that would be."""
+class Planned:
+    """What lies where, and how fast that would be."""
 
-    flags: Flags
     memory: MemoryTable
     modelled: Modelled
     host_bytes: int  # weights that the host keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Planned):
+    """One of the best placements: its flags, and what they do."""
+
+    flags: Flags
     layers: Sequence[str]  # names of devices
     moved: Mapping[str, int]  # matrices on the CPU though their layer is not: in how many layers
 
@@ -392,7 +398,7 @@ class _Planner:
         """Plan with flags; or how many bytes each device lacks."""
         none = np.zeros(len(self.gpus))
         try:
-            choice = planned(
+            found = planned(
                 self.file,
                 self.devices,
                 flags.context(self.params),
@@ -402,7 +408,7 @@ class _Planner:
             )
         except OutOfMemory:
             return None, none + self.options.margin / 2
-        free = np.array([d.free for d in choice.memory.devices[: len(self.gpus)]])
+        free = np.array([d.free for d in found.memory.devices[: len(self.gpus)]])
         missing = np.maximum(0.0, self.options.margin - free)
         if missing.any():
             return None, missing
@@ -412,7 +418,8 @@ class _Planner:
                 there = f"blk.{il}.{name}.weight" in self.model.weights.tensors
                 moved[name] = moved.get(name, 0) + there
         names = tuple(self._device_names(solution))
-        return replace(choice, flags=flags, layers=names, moved=moved), none
+        what = (found.memory, found.modelled, found.host_bytes)
+        return Choice(*what, flags=flags, layers=names, moved=moved), none
 
     def _nothing_fits(self) -> str:
         sizes = ", ".join(f"{g.name} {g.memory().free / MIB:,.0f} MiB" for g in self.gpus)
@@ -430,7 +437,7 @@ def planned(
     placement: PlacementParams,
     options: PlannerParams,
     base: ModelParams | None = None,
-) -> Choice:
+) -> Planned:
     """One placement of an open file with its memory and its modelled times. Raises OutOfMemory."""
     model_params = replace(base or ModelParams(), placement=placement)
     model = load_model(file, model_params, devices=devices, no_alloc=True)
@@ -440,21 +447,4 @@ def planned(
         times, host_bytes = modelled(model, context, options)
     finally:
         context.close()
-    names = tuple(d.name for d in model.placement.layers[:-1])
-    mode = Mode(params.kv_offload, params.op_offload, placement.no_host)
-    flags = Flags(placement.n_gpu_layers, mode=mode)
-    return Choice(flags, table, times, host_bytes, names, {})
-
-
-__all__ = [
-    "GOALS",
-    "Choice",
-    "Flags",
-    "Modelled",
-    "Pattern",
-    "Plan",
-    "PlannerParams",
-    "plan",
-    "planned",
-    "score",
-]
+    return Planned(table, times, host_bytes)

@@ -23,8 +23,8 @@ from pyggml.llama.placement_rules import Rule, n_cpu_moe, parse_rules
 from pyggml.llama.planner import (
     CLOSE,
     MIB,
-    Choice,
     Plan,
+    Planned,
     PlannerParams,
     missing_share,
     plan,
@@ -74,7 +74,7 @@ def try_line(
     placement: PlacementParams,
     options: PlannerParams,
     mode: Mode | None = None,
-) -> Choice | None:
+) -> Planned | None:
     """What a line of flags would do; None if it does not fit."""
     mode = mode or Mode()
     params = replace(PARAMS, kv_offload=mode.kv_offload, op_offload=mode.op_offload)
