@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pyggml.backend import Device, DeviceType
+from pyggml.backends.cpu.device import CpuDevice
 from pyggml.backends.cpu.library import default_cache
+from pyggml.cost import Rates
 from pyggml.disk import disk_gbs
 from pyggml.errors import ConfigError
 from pyggml.gguf import Gguf, open_gguf
@@ -20,6 +22,7 @@ from pyggml.llama.context_params import ContextParams
 from pyggml.llama.description import describe
 from pyggml.llama.planner import Choice, Plan, PlannerParams, plan
 from pyggml.llama.planner_reason import reason
+from pyggml.threads import ThreadParams
 from pyggml.tools import logs
 from pyggml.tools.cli import list_devices
 from pyggml.tools.options import section
@@ -65,6 +68,7 @@ def _answer(values: Mapping[str, Any], path: Path, screen: Screen) -> None:
     options = PlannerParams(**section(values, "plan"))
     if "plan_margin" in values:
         options = replace(options, margin=_margin(values["plan_margin"]))
+    options = replace(options, rates=_rates(devices[-1], params.n_threads))
     with open_gguf(path, allow_no_data=True) as gguf:
         if values.get("verify") and not gguf.has_data:
             raise ConfigError(f"--verify runs the model, and {path} is only its header")
@@ -82,6 +86,13 @@ def _answer(values: Mapping[str, Any], path: Path, screen: Screen) -> None:
         return
     lines = [*head, NOTE, *_choices(values, found), *(_verified(verified) if verified else ())]
     print("\n".join(lines))
+
+
+def _rates(cpu: Device, n_threads: int) -> Mapping[str, Rates]:
+    """What the CPU reaches with so many threads, if they are given."""
+    if n_threads <= 0 or not isinstance(cpu, CpuDevice):
+        return {}
+    return {cpu.name: cpu.rates(ThreadParams(n_threads))}
 
 
 def _margin(mib: int) -> int:
@@ -125,6 +136,7 @@ def command(values: Mapping[str, Any], choice: Choice) -> str:
     for flag, target in (
         ("-c", "context.n_ctx"),
         ("-ub", "context.n_ubatch"),
+        ("-t", "context.n_threads"),
         ("-fa", "context.flash_attn"),
         ("-ctk", "context.type_k"),
         ("-ctv", "context.type_v"),

@@ -62,6 +62,26 @@ def test_three_lines_with_their_tables_and_reasons(planned, mixture) -> None:
         assert words[words.index("-ctk") + 1] == "q8_0" and words[-1] == CARD[1]
 
 
+def test_the_cpu_is_measured_with_the_threads_that_are_asked_for(
+    planned, mixture, monkeypatch
+) -> None:
+    from pyggml.backends.cuda.sim_cpu import SimCpuDevice
+    from pyggml.cost import Rates
+
+    asked = []
+
+    def rates(self, threads=None):
+        asked.append(threads and threads.n_threads)
+        n = threads.n_threads if threads else 16
+        return Rates(gbs=10.0 * n, gflops=50.0 * n)
+
+    monkeypatch.setattr(SimCpuDevice, "rates", rates)
+    args = ("-m", mixture, *CARD, "-c", 2048, "--for", "generation", "--json")
+    one, three = (json.loads(planned(*args, "-t", n).out)["plans"][0] for n in (1, 3))
+    assert asked.count(1) == asked.count(3) == 1
+    assert three["generation_rate"] > 2 * one["generation_rate"]
+
+
 def rows(text: str) -> dict[str, Any]:
     """Paths of documented values and the names of their types."""
     return dict(re.findall(r"^\| `([^`]+)` \| (\w+)", text, re.MULTILINE))
