@@ -102,8 +102,8 @@ class Cut:
         self.splits.append(split)
         for i in work:
             node = nodes[i]
-            away = ids[node] != split.backend_id or split.results
-            if away or self._reads_new_weights(node, split):
+            ended = ids[node] != split.backend_id or split.results
+            if ended or self._reads_new_weights(node, split):
                 split.stop = i
                 split = Split(ids[node], i)
                 self.splits.append(split)

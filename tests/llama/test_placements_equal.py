@@ -24,6 +24,19 @@ MODELS = {
     "gemma2-q4_k": ("gemma2-caps", "Q4_K"),
     "gpt-oss-f16": ("gpt-oss", "F16"),
 }
+MORE_MODELS = {
+    "qwen3next-q4_0": ("qwen3next", "Q4_0"),
+    "qwen35-q8_0": ("qwen35", "Q8_0"),
+    "gemma3-q5_k": ("gemma3", "Q5_K"),
+    "glm4moe-iq4_xs": ("glm4moe", "IQ4_XS"),
+    "phi3-q6_k": ("phi3", "Q6_K"),
+    "starcoder2-f32": ("starcoder2", "F32"),
+    "minicpm3-q4_0": ("minicpm3", "Q4_0"),
+    "ernie4_5-moe-q4_1": ("ernie4_5-moe", "Q4_1"),
+    "granitemoe-bf16": ("granitemoe", "BF16"),
+    "olmo2-q3_k": ("olmo2", "Q3_K"),
+    "qwen35moe-q2_k": ("qwen35moe", "Q2_K"),
+}
 NAMES = list(named_placements(2))
 FEW = {"llama-f32": range(3), "qwen3moe-q4_0": range(3, 8), "qwen35moe-f32": range(8, 12)}
 MANY = 50
@@ -37,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     def get(name: str) -> tuple[Path, Logits]:
         if name not in known:
             path = tmp_path_factory.mktemp("placed") / f"{name}.gguf"
-            write_model(path, *MODELS[name])
+            write_model(path, *(MODELS | MORE_MODELS)[name])
             known[name] = path, logits(path, flash_attn="off")[0]
             assert np.isfinite(known[name][1]).all()
         return known[name]
@@ -94,6 +107,14 @@ def test_caches_and_flash_attention(
 def test_random_placements(
     model: Callable[[str], tuple[Path, Logits]], name: str, seed: int
 ) -> None:
+    path, expected = model(name)
+    check(path, expected, random_placement(seed, n_layer(path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 206))
+@pytest.mark.parametrize("name", MORE_MODELS)
+def test_more_models(model: Callable[[str], tuple[Path, Logits]], name: str, seed: int) -> None:
     path, expected = model(name)
     check(path, expected, random_placement(seed, n_layer(path)))
 
