@@ -102,8 +102,12 @@ class _Built:
 class Context:
     """Decodes batches of one model; holds its KV cache."""
 
-    def __init__(self, model: Model, params: ContextParams | None = None) -> None:
+    def __init__(
+        self, model: Model, params: ContextParams | None = None, *, is_trial: bool = False
+    ) -> None:
+        """`is_trial`: one of many that are only measured; GGML_SCHED_DEBUG is not about it."""
         self.model = model
+        self._is_trial = is_trial
         hp = model.hparams
         self.params = (params or ContextParams()).resolved(hp, model.n_cores)
         self.hparams = self.params.rope.apply_all(hp)
@@ -209,6 +213,7 @@ class Context:
             parallel=self.is_parallel,
             op_offload=self.params.op_offload,
             no_alloc=self.model.no_alloc,
+            debug=0 if self._is_trial else None,
         )
 
     def _pin(self, sched: Scheduler, built: _Built) -> None:

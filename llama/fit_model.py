@@ -75,7 +75,7 @@ class Fit:
         params = replace(self.params, placement=placement)
         with quiet():
             model = load_model(self.file, params, devices=self.available, no_alloc=True)
-            context = Context(model, replace(self.context, n_ctx=n_ctx))
+            context = Context(model, replace(self.context, n_ctx=n_ctx), is_trial=True)
             try:
                 devices = memory_table(model, context).devices
             finally:

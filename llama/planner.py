@@ -441,7 +441,7 @@ def planned(
     """One placement of an open file with its memory and its modelled times. Raises OutOfMemory."""
     model_params = replace(base or ModelParams(), placement=placement)
     model = load_model(file, model_params, devices=devices, no_alloc=True)
-    context = Context(model, params)
+    context = Context(model, params, is_trial=True)
     try:
         table = memory_table(model, context)
         times, host_bytes = modelled(model, context, options)

@@ -262,6 +262,7 @@ class Layers:
             compute_buffer_types(placement),
             op_offload=mode.op_offload,
             no_alloc=True,
+            debug=0,
         )
         pin(sched, builder.pins, placement, params, shape.n_tokens)
         sizes = tuple(sched.reserve_size(builder.graph))

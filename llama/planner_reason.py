@@ -49,12 +49,12 @@ def _disk(choice: Choice) -> str:
 
 
 def _layers(choice: Choice) -> Iterator[str]:
-    n = len(choice.layers)
+    n, n_cpu = len(choice.layers), list(choice.layers).count("CPU")
     for device in dict.fromkeys(name for name in choice.layers if name != "CPU"):
         count = list(choice.layers).count(device)
         yield f"{device} has {'all' if count == n else count} of {n} layers"
-    if "CPU" in choice.layers:
-        yield f"the CPU the first {list(choice.layers).count('CPU')}"
+    if n_cpu:
+        yield f"the CPU {f'the first {n_cpu}' if n_cpu < n else f'has all of {n} layers'}"
 
 
 def _moved(choice: Choice) -> Iterator[str]:

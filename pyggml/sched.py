@@ -50,8 +50,12 @@ class Scheduler:
         op_offload: bool = True,
         no_alloc: bool = False,
         stream: TextIO | None = None,
+        debug: int | None = None,
     ) -> None:
-        """`no_alloc`: only sizes are wanted; what is reserved cannot be run."""
+        """`no_alloc`: only sizes are wanted; what is reserved cannot be run.
+
+        `debug`: 1 splits, 2 nodes as well, 0 nothing is printed; None: as GGML_SCHED_DEBUG says.
+        """
         self.backends = tuple(backends)
         self.bufts = tuple(bufts or (b.device.buffer_type() for b in self.backends))
         _check(self.backends, self.bufts)
@@ -59,7 +63,7 @@ class Scheduler:
         self.n_splits = 0
         self.eval_callback: EvalCallback | None = None
         self._stream = stream  # of the debug text; None: stderr
-        self._debug = env.integer("GGML_SCHED_DEBUG")
+        self._debug = env.integer("GGML_SCHED_DEBUG") if debug is None else debug
         self._debug_realloc = env.integer("GGML_SCHED_DEBUG_REALLOC")
         self._events: list[list[Event | None]] = [
             [b.device.new_event() if self.n_copies > 1 else None for b in self.backends]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyggml.llama.dry_run import dry_run, report
-from pyggml.llama.out_of_memory import shortages
+from pyggml.llama.out_of_memory import mib, shortages
 from pyggml.tools import sched_file
 from pyggml.tools.placement import tell_fit
 from pyggml.tools.settings import check, load_model
@@ -34,3 +34,9 @@ def run(values: Mapping[str, Any], screen: Screen) -> None:
         has_experts = model.hparams.experts is not None
         for text in shortages(plan.memory.devices, model.devices, has_experts=has_experts):
             screen.warn(text)
+        host = plan.memory.devices[-1]
+        if plan.modelled is not None and host.use.model > host.total:
+            screen.warn(
+                f"{mib(host.use.model)} of weights are more than the {mib(host.total)} of memory "
+                "here: times do not contain reading them from disk (those of pyllama-plan do)"
+            )

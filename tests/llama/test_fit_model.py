@@ -62,6 +62,18 @@ def test_what_fits_is_not_changed(experts: Path) -> None:
         assert "leaves" in llama.fitted.line
 
 
+def test_debug_text_is_about_what_is_loaded(
+    experts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GGML_SCHED_DEBUG", "1")
+    llama, _ = loaded(experts, "rtx3060:9MiB", n_ctx=512)
+    with llama:
+        assert llama.fitted is not None and llama.fitted.changed
+        assert not capsys.readouterr().err
+        llama.context()
+    assert "## SPLIT #1: CUDA0 # " in capsys.readouterr().err
+
+
 def test_off_means_off(experts: Path) -> None:
     with pytest.raises(OutOfMemory, match="CUDA0 is too small"):
         loaded(experts, "rtx3060:6MiB", fit=False)

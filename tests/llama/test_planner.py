@@ -235,6 +235,16 @@ def test_the_output_stays_on_the_cpu_if_it_does_not_fit(tmp_path) -> None:
     assert "output's matrix" in reason(choice)
 
 
+def test_a_card_may_have_the_output_only(tmp_path) -> None:
+    path = small(tmp_path, "qwen3-30b-a3b", 2)
+    choice = best(path, machine("rtx3060:3GiB"), PlannerParams(ram=ROOM)).choices[0]
+    assert reason(replace(choice, layers=("CPU",) * 2, moved={})).startswith(
+        "The CPU has all of 2 layers. "
+    )
+    one = reason(replace(choice, layers=("CPU", "CUDA0"), moved={}))
+    assert one.startswith("CUDA0 has 1 of 2 layers, the CPU the first 1. ")
+
+
 def test_reasons_name_what_was_moved(tmp_path) -> None:
     path = small(tmp_path, "qwen3-30b-a3b", 4)
     options = PlannerParams(margin=64 * MIB, ram=ROOM)

@@ -213,6 +213,19 @@ def test_a_card_for_a_model_that_is_far_too_large(
     assert cuda["free"] > 0 and cuda["model"] < 16 << 30
 
 
+def test_weights_beyond_the_hosts_memory_are_told(
+    run: Run, r1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "memory", lambda self: Memory(8 << 30, 8 << 30))
+    line = ("-m", r1, "-c", "4096", "--sim-device", "rtx3090", "-ngl", "99", "-cmoe", "--dry-run")
+    assert re.search(
+        r"^warning: 376,\d{3}\.\d MiB of weights are more than the 8,192\.0 MiB of memory here: "
+        "times do not contain reading them from disk",
+        run(*line).err,
+        re.MULTILINE,
+    )
+
+
 def test_experts_on_the_cpu_ask_two_cards_for_no_more_than_one(run: Run, r1: str) -> None:
     def computing(*cards: str) -> list[int]:
         given = [flag for card in cards for flag in ("--sim-device", card)]
