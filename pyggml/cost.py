@@ -6,7 +6,7 @@ One model for the clock of simulated devices, the estimate of a schedule and the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -69,6 +69,8 @@ class Rates:
     peer_gbs: float = 0.0  # to a device of the same kind; 0: through host memory
     copy_latency: float = 0.0
     measured: bool = False  # on this machine; else by published figures
+    # called with the types of weights that will be asked for: what measuring takes is compiled
+    expect: Callable[[Collection[GGMLType]], None] | None = field(default=None, compare=False)
 
     def seconds(self, cost: Cost) -> float:
         """How long a node takes: memory or arithmetic, whichever is slower, and its start."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from pyggml.backend import BufferType, DeviceType, buffer_of, is_weight
 from pyggml.cost import Rates, dense_bytes, expected_experts, node_cost
+from pyggml.dtypes import GGMLType
 from pyggml.errors import UserError
-from pyggml.ops import TensorFlag
+from pyggml.ops import Op, TensorFlag
 from pyggml.sched import Scheduler
 from pyggml.sched_run import EXPERT_OVERRUN
 from pyggml.sched_split import Split
@@ -136,6 +137,10 @@ class _Walk:
             for backend in sched.backends
         ]
         self._ids: Tensor | None = None  # whose numbers the host has read last
+        types = _weight_types(sched)
+        for clock in self.clocks:
+            if clock.rates.expect is not None:
+                clock.rates.expect(types)
 
     def run(self) -> Estimate:
         spans: list[SplitTime] = []
@@ -387,6 +392,15 @@ def _expected_runs(n_expert: int, used: float) -> float:
     if n_expert < 2 or used < 1:
         return 1.0
     return used * (1.0 - (used - 1.0) / n_expert)
+
+
+_PRODUCTS = (Op.MUL_MAT, Op.MUL_MAT_ID, Op.MUL_MAT_ID_COLD)
+
+
+def _weight_types(sched: Scheduler) -> set[GGMLType]:
+    """Of all products of the graph."""
+    nodes = (node for split in sched.splits for node in split.graph.nodes)
+    return {node.src[0].type for node in nodes if node.op in _PRODUCTS and node.src[0] is not None}
 
 
 def _rates_of(name: str, rates: Rates | None) -> Rates:

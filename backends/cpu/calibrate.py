@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,9 @@ from pyggml import build
 from pyggml.backend import BufferType, alloc_tensors
 from pyggml.backends.cpu.buffers import panel_layout
 from pyggml.backends.cpu.memory import at_address
-from pyggml.backends.cpu.probe import Probe
+from pyggml.backends.cpu.plan import kernel_names
+from pyggml.backends.cpu.pool import ENTRY_POINTS
+from pyggml.backends.cpu.probe import KERNELS, Probe
 from pyggml.cost import Rates, node_cost
 from pyggml.dtypes import GGMLType
 from pyggml.graph import build_graph, next_uid
@@ -56,6 +58,7 @@ def last_cache_bytes() -> int:
 def cpu_rates(device: CpuDevice, threads: ThreadParams) -> Rates:
     """The rates of the machine with so many threads."""
     measured = _Measured(device, threads)
+    measured.expect(())
     value = measured.value
     return Rates(
         gbs=value("read_gbs", measured.reading),
@@ -67,6 +70,7 @@ def cpu_rates(device: CpuDevice, threads: ThreadParams) -> Rates:
         repacked_gflops_of=_PerType(measured, "product", repacked=True),
         node_latency=value(LATENCY, measured.latency),
         measured=True,
+        expect=measured.expect,
     )
 
 
@@ -83,7 +87,7 @@ class _PerType(Mapping[GGMLType, float]):
         if type not in self._types:
             raise KeyError(type)
         measured, repacked = self._measured, self._repacked
-        name = f"{self._kind}_{'repacked_' * repacked}{type.label}"
+        name = _name(self._kind, type, repacked)
         measure = measured.vector if self._kind == "vector" else measured.product
         return measured.value(name, lambda: measure(type, repacked))
 
@@ -95,6 +99,10 @@ class _PerType(Mapping[GGMLType, float]):
 
     def __len__(self) -> int:
         return len(self._types)
+
+
+def _name(kind: str, type: GGMLType, repacked: bool) -> str:
+    return f"{kind}_{'repacked_' * repacked}{type.label}"
 
 
 class _Measured:
@@ -121,6 +129,21 @@ class _Measured:
         self._known = others | self._known  # another process may have added some
         _write(self._path, self._known)
         return self._known[name]
+
+    def expect(self, types: Collection[GGMLType]) -> None:
+        """Compile at once what measuring products with such weights takes, and all else."""
+        nodes: list[Tensor] = []
+        if LATENCY not in self._known:
+            nodes += [_attention(), *_row_of_small_nodes()[-1:]]
+        for type in types:
+            known = _name("product", type, repacked=False) in self._known
+            if not known and self.multiplies(type, repacked=False):
+                nodes += [_vector(type), _product(type)]
+        if nodes:
+            names = {*ENTRY_POINTS, *KERNELS}
+            for node in nodes:
+                names |= kernel_names(build_graph([node]), self._threads.n_threads)
+            self._device.library.addresses(names)
 
     def multiplies(self, type: GGMLType, repacked: bool) -> bool:
         """Whether weights of a type, in rows or in panels, can be multiplied."""
@@ -152,28 +175,22 @@ class _Measured:
 
     def vector(self, type: GGMLType, repacked: bool) -> float:
         """GB/s of the weights in a product with one column."""
-        rows = max(ROWS, _sample_bytes() // type.row_size(K) // ROWS * ROWS)
-        node = build.mul_mat(new_tensor(type, K, rows), new_tensor(build.F32, K, 1))
+        node = _vector(type)
         return 1e-9 * node_cost(node).weight_bytes / self._seconds([node], repacked)
 
     def product(self, type: GGMLType, repacked: bool) -> float:
         """GFLOP/s of a product with many columns."""
-        node = build.mul_mat(new_tensor(type, K, ROWS), new_tensor(build.F32, K, COLUMNS))
+        node = _product(type)
         return 1e-9 * node_cost(node).flops / self._seconds([node], repacked)
 
     def attention(self) -> float:
         """GFLOP/s of the attention of a prompt."""
-        q = new_tensor(build.F32, HEAD, QUERIES, HEADS)
-        k, v = (new_tensor(GGMLType.F16, HEAD, KEYS, HEADS) for _ in range(2))
-        node = build.flash_attn_ext(q, k, v, None, FlashAttnParams(HEAD**-0.5))
+        node = _attention()
         return 1e-9 * node_cost(node).flops / self._seconds([node])
 
     def latency(self) -> float:
         """Seconds from one small node to the next."""
-        nodes = [new_tensor(build.F32, K)]
-        while len(nodes) <= SMALL_NODES:
-            nodes.append(build.scale(nodes[-1], 1.0))
-        return self._seconds(nodes[-1:]) / SMALL_NODES
+        return self._seconds(_row_of_small_nodes()[-1:]) / SMALL_NODES
 
     # ------------------------------------------------------------ how
     def _seconds(self, results: list[Tensor], repacked: bool = False) -> float:
@@ -196,6 +213,29 @@ class _Measured:
             return min(_timed(lambda: backend.graph_compute(graph)) for _ in range(RUNS))
         finally:
             backend.close()
+
+
+# ---------------------------------------------------------------- graphs
+def _vector(type: GGMLType) -> Tensor:
+    rows = max(ROWS, _sample_bytes() // type.row_size(K) // ROWS * ROWS)
+    return build.mul_mat(new_tensor(type, K, rows), new_tensor(build.F32, K, 1))
+
+
+def _product(type: GGMLType) -> Tensor:
+    return build.mul_mat(new_tensor(type, K, ROWS), new_tensor(build.F32, K, COLUMNS))
+
+
+def _attention() -> Tensor:
+    q = new_tensor(build.F32, HEAD, QUERIES, HEADS)
+    k, v = (new_tensor(GGMLType.F16, HEAD, KEYS, HEADS) for _ in range(2))
+    return build.flash_attn_ext(q, k, v, None, FlashAttnParams(HEAD**-0.5))
+
+
+def _row_of_small_nodes() -> list[Tensor]:
+    nodes = [new_tensor(build.F32, K)]
+    while len(nodes) <= SMALL_NODES:
+        nodes.append(build.scale(nodes[-1], 1.0))
+    return nodes
 
 
 def _is_quiet() -> bool:

@@ -131,3 +131,28 @@ def test_the_cost_of_a_product_says_whether_its_weights_are_repacked(device):
         cost = node_cost(build.mul_mat(weights, new_tensor(T.F32, 64, 1)))
         assert cost.repacked == repacked
         buffer.free()
+
+
+def test_what_is_expected_is_compiled_at_once(device, monkeypatch):
+    """Afterwards no measurement asks for a kernel that was not asked for before."""
+    asked: list[set[str]] = []
+    addresses = device.library.addresses
+
+    def spy(names, *rest):
+        asked.append(set(names))
+        return addresses(names, *rest)
+
+    monkeypatch.setattr(device.library, "addresses", spy)
+    rates = device.rates(ThreadParams(2))
+    general = asked[0]
+    assert set().union(*asked) == general
+    asked.clear()
+    rates.expect({T.Q4_0, T.F16, T.I32})
+    (at_once,) = asked
+    for mapping in (rates.gbs_of, rates.gflops_of, rates.repacked_gbs_of, rates.repacked_gflops_of):
+        for type in {T.Q4_0, T.F16} & set(mapping):
+            assert mapping[type] > 0
+    assert set().union(*asked) == at_once
+    asked.clear()
+    rates.expect({T.Q4_0, T.F16})
+    assert not asked  # it is known by now

@@ -151,7 +151,7 @@ def test_a_value_from_the_environment_is_traced_back(
 def test_other_errors_are_sentences_without_v(
     error: Exception, said: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr("pyggml.tools.cli.load_model", fail)
