@@ -75,7 +75,7 @@ def chrome_trace(driver: SimDriver, clock: Clock) -> dict[str, Any]:
             "tid": tids[s.device, s.unit],
             "ts": 1e6 * (s.start - clock.since),
             "dur": 1e6 * s.seconds,
-            "args": {"bytes": round(s.nbytes)},
+            "args": {"bytes": round(s.nbytes)} if s.nbytes else {},
         }
         for s in clock.trace or ()
     ]
