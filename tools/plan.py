@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyggml.backend import Device, DeviceType
 from pyggml.backends.cpu.device import CpuDevice
@@ -130,9 +131,14 @@ def _choices(values: Mapping[str, Any], found: Plan) -> Iterator[str]:
         yield f"   {command(values, choice)}"
 
 
+def _file_name(model: str) -> str:
+    """The path, or what the file of an address will be called when it is here."""
+    return unquote(urlsplit(model).path).rsplit("/", 1)[-1] if is_address(model) else model
+
+
 def command(values: Mapping[str, Any], choice: Choice) -> str:
     """A line for a shell; its flags are llama.cpp's, but --sim-device."""
-    words = ["pyllama-cli", "-m", shlex.quote(str(values["model"]))]
+    words = ["pyllama-cli", "-m", shlex.quote(_file_name(str(values["model"])))]
     for flag, target in (
         ("-c", "context.n_ctx"),
         ("-ub", "context.n_ubatch"),

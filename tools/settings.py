@@ -28,6 +28,11 @@ def check(values: Mapping[str, Any]) -> None:
     """Find every mistake that can be seen without the model: reading that may take minutes."""
     if "model" not in values:
         raise UserError("--model is required: pyllama-cli -m MODEL.gguf -p 'text'")
+    if str(values["model"]).lower().startswith(("http://", "https://")):
+        raise UserError(
+            f"--model {values['model']}: download the file first; only pyllama-plan reads headers "
+            "of models on servers"
+        )
     if "json" in values and "dry_run" not in values:
         raise UserError("--json is the form of a plan: give --dry-run as well")
     sampling(values, {})

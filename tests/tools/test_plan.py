@@ -154,7 +154,7 @@ def test_a_header_from_a_server(planned, tmp_path, mixture) -> None:
         url = f"{server.address}/files/m.gguf"
         result = planned("-m", url, *CARD, "-c", 2048)
         assert result.code == 0, result.err
-        assert f"pyllama-cli -m {url} -c 2048" in result.out
+        assert "pyllama-cli -m m.gguf -c 2048" in result.out  # once it is here
         refused = planned("-m", url.replace("/files/", "/whole/"), *CARD)
         assert refused.code == 1 and "does not answer ranged requests" in refused.err
 

@@ -95,6 +95,13 @@ def test_rules_and_memory_are_told_without_being_asked(run: Run) -> None:
     assert "breakdown" not in run(*HELLO).err
 
 
+def test_a_model_on_a_server_is_for_the_planner(run: Run) -> None:
+    for flags in ((), ("--dry-run",)):
+        result = run("-m", "https://localhost/m.gguf", *HELLO, *CARD, *flags)
+        assert result.code == 1 and not result.out
+        assert "--model https://localhost/m.gguf: download the file first" in result.err
+
+
 def test_devices_are_listed(run: Run) -> None:
     result = run("--list-devices", *CARD, "--sim-device", "h200,reserved=1GiB")
     assert result.out.splitlines() == [
