@@ -55,9 +55,12 @@ class Fitted:
 
     @property
     def line(self) -> str:
-        """The choice, and what it leaves free."""
-        free = ", ".join(f"{d.free // MIB:,} MiB of {d.name}" for d in self.devices)
-        return f"{self.command} leaves {free} free"
+        """The choice, and what it leaves free or lacks."""
+        free = [f"{d.free // MIB:,} MiB of {d.name}" for d in self.devices if d.free >= 0]
+        lacking = [f"{-d.free // MIB:,} MiB of {d.name}" for d in self.devices if d.free < 0]
+        parts = [f"leaves {', '.join(free)} free"] if free else []
+        parts += [f"lacks {', '.join(lacking)}"] if lacking else []
+        return f"{self.command} {' and '.join(parts)}"
 
     @property
     def command(self) -> str:
