@@ -14,7 +14,7 @@ from enum import Enum
 
 from pyggml.errors import ConfigError
 from pyggml.llama.memory_table import DeviceUse
-from pyggml.llama.placement_params import AUTO, PlacementParams
+from pyggml.llama.placement_params import ALL_LAYERS, AUTO, PlacementParams
 from pyggml.llama.placement_rules import CPU, Rule
 from pyggml.llama.planner_rules import numbers
 
@@ -68,7 +68,7 @@ class Fitted:
         p = self.placement
         words = [f"-c {self.n_ctx}"]
         if p.n_gpu_layers != AUTO:
-            words.append(f"-ngl {p.n_gpu_layers}")
+            words.append(f"-ngl {'all' if p.n_gpu_layers == ALL_LAYERS else p.n_gpu_layers}")
         if p.tensor_split:
             words.append(f"-ts {','.join(f'{share:g}' for share in p.tensor_split)}")
         if p.rules:

@@ -209,7 +209,7 @@ def test_the_choice_in_a_line() -> None:
 
 def test_what_is_lacking_in_a_line() -> None:
     one = Machine((50,)).fit(1024, n_gpu_layers=ALL_LAYERS).line
-    assert re.fullmatch(rf"-c 1024 -ngl {ALL_LAYERS} lacks [\d,]+ MiB of CUDA0", one), one
+    assert re.fullmatch(r"-c 1024 -ngl all lacks [\d,]+ MiB of CUDA0", one), one
     two = Machine((50, 5000)).fit(1024, n_gpu_layers=ALL_LAYERS, tensor_split=(1.0, 1.0)).line
     assert re.search(r" leaves [\d,]+ MiB of CUDA1 free and lacks [\d,]+ MiB of CUDA0$", two), two
 
