@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyggml import build, env
+from pyggml import build
 from pyggml.backend import Backend, Status, tensor_set
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
@@ -26,21 +26,19 @@ from pyggml.llama.builder import (
     rope_positions,
     shift_params,
 )
-from pyggml.llama.context_params import CACHE_TYPES, ContextParams
+from pyggml.llama.context_params import ContextParams
 from pyggml.llama.context_placement import (
     compute_buffer_types,
     is_pipeline_parallel,
     less_compute,
+    new_memory,
     pin,
     place_memory,
     resolve_flash_attn,
 )
 from pyggml.llama.kv_cache import (
-    CacheParams,
     KvCache,
-    Memory,
     hadamard,
-    make_memory,
     rotate,
     rotation_input,
 )
@@ -119,7 +117,8 @@ class Context:
         self._row_of: dict[int, int] = {}
         self.params.check_cache(self.hparams)
         self.flash_attn = resolve_flash_attn(model, self.hparams, self.params)
-        self.memory = self._make_memory()
+        self.memory = new_memory(self.hparams, self.params, self.flash_attn)
+        place_memory(self.memory, model, self.params)
         self.backends: list[Backend] = []
         try:
             model.use_numa(model.numa)  # another model may have been loaded meanwhile
@@ -153,20 +152,6 @@ class Context:
             )
 
     # ------------------------------------------------------------ construction
-    def _make_memory(self) -> Memory:
-        p = self.params
-        cache = CacheParams(
-            size=p.n_ctx,
-            type_k=CACHE_TYPES[p.type_k],
-            type_v=CACHE_TYPES[p.type_v],
-            v_trans=not (self.flash_attn or self.hparams.values_in_keys),
-            n_seq_max=p.n_seq_max,
-            rotate=not env.integer("LLAMA_ATTN_ROT_DISABLE"),
-        )
-        memory = make_memory(self.hparams, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
-        place_memory(memory, self.model, p)
-        return memory
-
     def _reserve(self) -> None:
         """Allocate and compile for the largest graphs: a full ubatch and a single token."""
         n_kv = tuple(cache.params.size for cache in self.memory.caches)

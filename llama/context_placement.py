@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from pyggml import build
+from pyggml import build, env
 from pyggml.backend import Backend, BufferType, Device, alloc_tensors
 from pyggml.dtypes import GGMLType
 from pyggml.errors import OutOfMemory, UserError
 from pyggml.llama.builder import Pins
 from pyggml.llama.context_params import CACHE_TYPES, ContextParams
 from pyggml.llama.hparams import HParams
-from pyggml.llama.kv_cache import N_KV_STEP, KvCache, Memory
+from pyggml.llama.kv_cache import N_KV_STEP, CacheParams, KvCache, Memory, make_memory
 from pyggml.llama.loader import Model
 from pyggml.llama.placement import Placement
 from pyggml.llama.recurrent_state import RecurrentState
@@ -86,6 +86,19 @@ def _can(device: Device, hp: HParams, params: ContextParams, il: int) -> bool:
 
 
 # ---------------------------------------------------------------- memory
+def new_memory(hp: HParams, params: ContextParams, flash_attn: bool) -> Memory:
+    """The caches and states of a context of resolved parameters; nothing is placed yet."""
+    cache = CacheParams(
+        size=params.n_ctx,
+        type_k=CACHE_TYPES[params.type_k],
+        type_v=CACHE_TYPES[params.type_v],
+        v_trans=not (flash_attn or hp.values_in_keys),
+        n_seq_max=params.n_seq_max,
+        rotate=not env.integer("LLAMA_ATTN_ROT_DISABLE"),
+    )
+    return make_memory(hp, cache, n_ubatch=params.n_ubatch, swa_full=params.swa_full)
+
+
 def place_memory(memory: Memory, model: Model, params: ContextParams) -> None:
     """Give caches and states their memory and tell the log. Raises OutOfMemory."""
     placement = model.placement

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyggml import env
 from pyggml.backend import Backend, Buffer, BufferType, Usage, pad
 from pyggml.cost import Rates
 from pyggml.estimate import estimate
 from pyggml.llama.builder import Builder, GraphShape
-from pyggml.llama.context_params import CACHE_TYPES, ContextParams
-from pyggml.llama.context_placement import compute_buffer_types, pin, resolve_flash_attn
-from pyggml.llama.kv_cache import CacheParams, Memory, make_memory
+from pyggml.llama.context_params import ContextParams
+from pyggml.llama.context_placement import compute_buffer_types, new_memory, pin, resolve_flash_attn
 from pyggml.llama.loader import Model
 from pyggml.llama.placement import Layout, Placement, Weight, place
 from pyggml.llama.placement_params import ALL_LAYERS, PlacementParams
@@ -80,7 +78,7 @@ class Layers:
         self.params = params.resolved(model.hparams, model.n_cores)
         self.hp = self.params.rope.apply_all(model.hparams)
         self.flash_attn = resolve_flash_attn(model, self.hp, self.params)
-        self.memory = self._memory()
+        self.memory = new_memory(self.hp, self.params, self.flash_attn)
         self.backends: list[Backend] = [device.init_backend() for device in model.devices]
         wants = [w for w in model.arch.weights(model.hparams) if w.name in model.weights.tensors]
         self.wants: dict[str, Want] = {w.name: w for w in wants}
@@ -97,18 +95,6 @@ class Layers:
     def close(self) -> None:
         for backend in self.backends:
             backend.close()
-
-    def _memory(self) -> Memory:
-        p = self.params
-        cache = CacheParams(
-            size=p.n_ctx,
-            type_k=CACHE_TYPES[p.type_k],
-            type_v=CACHE_TYPES[p.type_v],
-            v_trans=not (self.flash_attn or self.hp.values_in_keys),
-            n_seq_max=p.n_seq_max,
-            rotate=not env.integer("LLAMA_ATTN_ROT_DISABLE"),
-        )
-        return make_memory(self.hp, cache, n_ubatch=p.n_ubatch, swa_full=p.swa_full)
 
     # ------------------------------------------------------------ kinds of layers
     def _kind(self, il: int) -> tuple[object, ...]:
