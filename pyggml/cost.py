@@ -80,6 +80,10 @@ class Rates:
         memory = cost.weight_bytes / weights + (cost.bytes - cost.weight_bytes) / self.gbs
         return self.node_latency + 1e-9 * max(memory, cost.flops / self.arithmetic(cost))
 
+    def copy_seconds(self, nbytes: float, gbs: float, *, pinned: bool = True) -> float:
+        """How long a copy from or to other memory takes at `gbs`, and its start."""
+        return self.copy_latency + 1e-9 * nbytes / (gbs if pinned else gbs * self.pageable)
+
     def weight_gbs(self, cost: Cost) -> float:
         """GB/s of the weights while they are multiplied."""
         return _of_type(cost, self.gbs_of, self.repacked_gbs_of, self.gbs)

@@ -236,7 +236,7 @@ class _Walk:
     def _transfer(self, clock: _Clock, way: str, nbytes: float, pinned: bool) -> None:
         rates = clock.rates
         gbs = rates.h2d_gbs if way == "h2d" else rates.d2h_gbs
-        seconds = rates.copy_latency + 1e-9 * nbytes / (gbs if pinned else gbs * rates.pageable)
+        seconds = rates.copy_seconds(nbytes, gbs, pinned=pinned)
         # host memory gives no more
         self._schedule(clock, way, max(seconds, 1e-9 * nbytes / self.clocks[-1].rates.gbs))
         clock.moved[way] += nbytes
@@ -295,7 +295,7 @@ class _Walk:
         gbs = min(source.rates.peer_gbs, target.rates.peer_gbs)
         if gbs:
             begin = max(self.now, source.stream, source.free["d2h"], target.free["h2d"])
-            seconds = source.rates.copy_latency + 1e-9 * nbytes / gbs
+            seconds = source.rates.copy_seconds(nbytes, gbs)
             for clock, way in ((source, "d2h"), (target, "h2d")):
                 clock.free[way] = begin + seconds
                 clock.busy[way] += seconds

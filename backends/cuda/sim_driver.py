@@ -134,7 +134,7 @@ class SimDriver:
     ) -> None:
         rates = card.rates
         self.clock.now += rates.submit
-        seconds = rates.copy_latency + nbytes / (1e9 * gbs * (1.0 if pinned else rates.pageable))
+        seconds = rates.copy_seconds(nbytes, gbs, pinned=pinned)
         stream.ready_at = self.clock.copy(unit, stream.ready_at, seconds, unit.name, nbytes)
         if unit is card.h2d and not pinned:
             # the host copies it to where the card can read it, piece by piece
@@ -159,14 +159,16 @@ class SimDriver:
         here.memory.check(src, nbytes, "a copy from this device")
         here.counters.peer_bytes += nbytes
         self.clock.now += here.rates.submit
-        units, latency = (here.d2h, there.h2d), here.rates.copy_latency
         if self.can_peer(source, to):
-            gbs = min(here.rates.peer_gbs, there.rates.peer_gbs)
-            seconds = latency + nbytes / (1e9 * gbs)
+            units = (here.d2h, there.h2d)
+            seconds = here.rates.copy_seconds(
+                nbytes, min(here.rates.peer_gbs, there.rates.peer_gbs)
+            )
             stream.ready_at = self.clock.run(units, stream.ready_at, seconds, "peer", nbytes)
         else:
-            for unit, gbs in zip(units, (here.rates.d2h_gbs, there.rates.h2d_gbs), strict=True):
-                seconds = latency + nbytes / (1e9 * gbs)
+            up = here.rates.copy_seconds(nbytes, here.rates.d2h_gbs)
+            down = there.rates.copy_seconds(nbytes, there.rates.h2d_gbs)
+            for unit, seconds in ((here.d2h, up), (there.h2d, down)):
                 stream.ready_at = self.clock.copy(unit, stream.ready_at, seconds, "peer", nbytes)
         self._push_move(dst, src, nbytes, stream)
 
