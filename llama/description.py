@@ -92,6 +92,11 @@ def file_type(metadata: Metadata, types: Sequence[GGMLType]) -> str:
     return f"(guessed) {FILE_TYPES[GUESSES[most]] if most in GUESSES else most.name}"
 
 
+def mib(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / (1 << 20):,.1f} MiB"
+
+
 def size_label(n_params: int) -> str:
     """Three digits at most: 331K, 135M, 1.7B, 32B."""
     if n_params < 999_500:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -114,7 +113,7 @@ class Model:
     @property
     def n_params(self) -> int:
         """Number of weights in the file; tied ones count once."""
-        return sum(math.prod(t.ne) for t in self.gguf.tensors.values())
+        return self.gguf.n_params
 
     @property
     def description(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pyggml.backend import Device, DeviceType
+from pyggml.llama.description import mib
 from pyggml.llama.memory_table import DeviceUse
 
-MIB = 1 << 20
 ON_GPU = ("fewer layers there (-ngl)",)
 EXPERTS = ("more experts on the CPU (-ncmoe, -cmoe)",)
 ON_CPU = ("weights that stay in the mapped file (--no-repack)", "a smaller model")
@@ -38,8 +38,3 @@ def _ways(device: Device, *, has_experts: bool) -> Sequence[str]:
     if device.type == DeviceType.CPU:
         return (*ON_CPU, *ALWAYS)
     return (*ON_GPU, *(EXPERTS if has_experts else ()), *ALWAYS, *OFFLOADED)
-
-
-def mib(nbytes: int) -> str:
-    """Bytes for people."""
-    return f"{nbytes / MIB:,.1f} MiB"

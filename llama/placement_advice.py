@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pyggml.backend import BufferType, Device, tensors_size
 from pyggml.errors import OutOfMemory
-from pyggml.llama.placement import MIB, Placement
+from pyggml.llama.description import mib
+from pyggml.llama.placement import Placement
 from pyggml.llama.placement_rules import EXPERTS
 from pyggml.llama.weights import OUTPUT
 from pyggml.tensor import Tensor
@@ -54,8 +55,8 @@ class _Advice:
     def text(self, need: int, free: int) -> str:
         ways = [*self._tensor_split(), *self._n_cpu_moe(need - free), *self._gpu_layers(free)]
         return (
-            f"{self.gpu.name} is too small: the weights there need {_mib(need)}, "
-            f"{_mib(free)} are free, {_mib(need - free)} are missing\n"
+            f"{self.gpu.name} is too small: the weights there need {mib(need)}, "
+            f"{mib(free)} are free, {mib(need - free)} are missing\n"
             f"{' or '.join(ways) or 'send tensors elsewhere with --override-tensor'}"
             f"{' would hold the weights; the context needs some room too' if ways else ''}"
         )
@@ -125,7 +126,3 @@ def _fill(sizes: Sequence[int], room: Sequence[int]) -> list[int]:
             i += 1
         counts.append(i - first)
     return counts if i == len(sizes) else []
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:,.1f} MiB"

@@ -7,6 +7,7 @@ with open_gguf("model.gguf") as gguf:
 """
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,6 +53,11 @@ class Gguf:
     def nbytes(self) -> int:
         """Bytes of all tensors, without padding."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights; tied ones count once."""
+        return sum(math.prod(tensor.ne) for tensor in self.tensors.values())
 
     def data(self, name: str) -> memoryview:
         """The bytes of a tensor, in the mapping of its file."""

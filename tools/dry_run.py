@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pyggml.llama.description import mib
 from pyggml.llama.dry_run import dry_run, report
-from pyggml.llama.out_of_memory import mib, shortages
+from pyggml.llama.out_of_memory import shortages
 from pyggml.tools import sched_file
 from pyggml.tools.placement import tell_fit
 from pyggml.tools.settings import check, load_model

@@ -105,8 +105,7 @@ def _margin(mib: int) -> int:
 # ---------------------------------------------------------------- as text
 def _head(gguf: Gguf, devices: Sequence[Device]) -> Iterator[str]:
     types = [t.type for t in gguf.tensors.values()]
-    n_params = sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in gguf.tensors.values())
-    yield f"{describe(gguf.metadata, n_params, types)}, {gguf.nbytes / GIB:.1f} GiB"
+    yield f"{describe(gguf.metadata, gguf.n_params, types)}, {gguf.nbytes / GIB:.1f} GiB"
     for device in devices:
         free = device.memory().free / GIB
         host = ", its speed is measured" if device.type == DeviceType.CPU else ""
