@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_tool import tool_with
 from model_shapes import write_header
 from tiny import VARIANTS, write_tiny
+from tool_here import tool_with
 
 from pyggml.backends.cpu.library import KernelLibrary
 from pyggml.errors import GgufError, UserError

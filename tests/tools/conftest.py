@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 from cli_process import Result, Run
-from gguf_tool import Tool, tool_with
+from tool_here import Tool, tool_with
 
 from pyggml import registry
 from pyggml.backends.reference.device import RefDevice

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from cli_process import Run
-from gguf_tool import tool_with
 from model_shapes import write_header
+from tool_here import tool_with
 
 from pyggml.backend import Memory
 from pyggml.backends.cpu.device import CpuDevice

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_tool import Tool
 from oracle import LlamaCpp
 from raw_gguf import (
     CODES,
@@ -24,6 +23,7 @@ from raw_gguf import (
     value,
 )
 from tiny import write_tiny
+from tool_here import Tool
 
 from pyggml.gguf import ValueType, open_gguf
 from pyggml.tools.gguf import TYPE_NAMES

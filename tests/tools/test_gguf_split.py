@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from cli_process import MODULE, environment
 from ggml_gguf import RealGguf
-from gguf_tool import Tool
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import LlamaCpp
 from raw_gguf import SCALARS, RawGguf, RawTensor, array, pair, sample_file, string, text, u32, value
 from tiny import write_tiny
+from tool_here import Tool
 
 from pyggml.dtypes import GGMLType
 from pyggml.gguf import Gguf, ValueType, open_gguf

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from divergence import strict
 from exact import kl
-from gguf_tool import Tool
 from numpy.typing import NDArray
 from oracle import LlamaCpp
 from raw_gguf import RawGguf, text
 from texts import TEXTS
 from tiny import write_tiny
+from tool_here import Tool
 
 from pyggml.gguf import open_gguf
 from pyggml.llama import load

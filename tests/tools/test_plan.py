@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from cli_process import Result
 from file_server import served
 from model_shapes import SHAPES, write_header
+from tool_here import Tool, tool_with
 
 from pyggml.llama import load
 from pyggml.llama.placement_rules import parse_rules
 from pyggml.tools import plan as tool
-from pyggml.tools.main import run_tool
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "planner.md"
 CARD = ("--sim-device", "rtx3060:2GiB")
@@ -27,18 +25,8 @@ MIXTURE = replace(SHAPES["mixtral-8x22b"], n_layer=3)
 
 
 @pytest.fixture
-def planned(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Runs the tool in this process."""
-
-    def start(*args: object) -> Result:
-        code = 0
-        try:
-            run_tool("plan", [str(arg) for arg in args])
-        except SystemExit as left:
-            code = int(left.code or 0)
-        return Result(code, *capsys.readouterr())
-
-    return start
+def planned(capsys: pytest.CaptureFixture[str]) -> Tool:
+    return tool_with(capsys, "plan")
 
 
 @pytest.fixture(scope="module")
